@@ -112,7 +112,7 @@ def bench_run(
 
     `oblivionis bench SUITE` is the same.
     """
-    from benchmarks import kinds as suites
+    from benchmarks import suite_kinds as suites
 
     away = _away(ray_address, (cpus, gpus, memory), slurm=slurm, limit=limit, sbatch=sbatch or ())
     if away is not None and jobs > 1:
@@ -182,7 +182,7 @@ def bench_node(
     store: Store = None,
 ) -> None:
     """Do one run of a suite, unless it is done: what a task of the scripts of `--slurm` does."""
-    from benchmarks import kinds as suites
+    from benchmarks import suite_kinds as suites
 
     suites.do_node(folder, key, store, Console())
 
@@ -194,7 +194,7 @@ def bench_collect(
     as_json: AsJson = False,
 ) -> None:
     """Write and print results and tables of those runs of a suite that are done, and run nothing."""
-    from benchmarks import kinds as suites
+    from benchmarks import suite_kinds as suites
 
     file = folder / RESULTS_FILE
     _answer(file, lambda console: suites.collect(folder, store, console), lambda: _results(folder), as_json=as_json)
@@ -274,8 +274,8 @@ def bench_keep(
     out.
     """
     _check_target(source)
-    from benchmarks.federated.keeping import keep
-    from benchmarks.kinds import SUITE_FILE
+    from benchmarks.federated.run_store import keep
+    from benchmarks.suite_kinds import SUITE_FILE
 
     files = keep(source, folder, SUITE_FILE, int(adapters * 1e6))
     size = sum(file.stat().st_size for file in files)

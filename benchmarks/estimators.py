@@ -21,8 +21,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from clients.step import Step
-from clients.target import never_seen_nll
+from clients.batch_quantities import BatchQuantities
+from clients.forgetting_target import never_seen_nll
 from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
 from oblivionis.client.worker import Worker
@@ -51,7 +51,7 @@ def losses(worker: Worker, vector: np.ndarray, sequences: Sequence[TokenSequence
     worker.flat.load(vector)
     with torch.no_grad():
         for start in range(0, len(sequences), BATCH):
-            found += Step(model, sequences[start : start + BATCH], []).forget_token_log_p
+            found += BatchQuantities(model, sequences[start : start + BATCH], []).forget_token_log_p
     return [-log_p.double().numpy() for log_p in found]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks import kinds
+from benchmarks import suite_kinds
 from benchmarks.federated import results
 from benchmarks.federated.comparison import Comparison, compare
 from benchmarks.federated.settings import Layout, Settings
@@ -35,7 +35,7 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     A name is looked for in the suite itself, then in the suites that ship. Raises OblivionisError.
     """
     found, axes = results.read(target)
-    own = _layouts((target if target.is_dir() else target.parent) / kinds.SUITE_FILE)
+    own = _layouts((target if target.is_dir() else target.parent) / suite_kinds.SUITE_FILE)
     if not own and not names:
         raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(_shipped())}")
     tables = []
@@ -91,15 +91,15 @@ def comparison_document(comparison: Comparison, settings: Sequence[str]) -> dict
 
 def _layouts(file: Path) -> dict[str, Layout]:
     """The layouts of a suite by name; none for what is no suite of federated runs. Its experiments are not checked."""
-    if not file.is_file() or kinds.kind_of(file) != kinds.FEDERATED:
+    if not file.is_file() or suite_kinds.kind_of(file) != suite_kinds.FEDERATED:
         return {}
-    _, settings = kinds.load(file, whole=False)
+    _, settings = suite_kinds.load(file, whole=False)
     return {layout.name: layout for layout in settings.layouts()} if isinstance(settings, Settings) else {}
 
 
 def _shipped_layout(name: str) -> Layout | None:
     """A layout of the suites that ship. Those whose file does not mention the name are not read further."""
-    for file in sorted(kinds.FOLDER.glob("*.yaml")):
+    for file in sorted(suite_kinds.FOLDER.glob("*.yaml")):
         if name in file.read_text(encoding="utf-8") and (layout := _layouts(file).get(name)) is not None:
             return layout
     return next((known[name] for known in _shipped().values() if name in known), None)
@@ -107,7 +107,7 @@ def _shipped_layout(name: str) -> Layout | None:
 
 def _shipped() -> dict[str, dict[str, Layout]]:
     """The layouts of each suite that ships."""
-    return {file.stem: _layouts(file) for file in sorted(kinds.FOLDER.glob("*.yaml"))}
+    return {file.stem: _layouts(file) for file in sorted(suite_kinds.FOLDER.glob("*.yaml"))}
 
 
 def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:
@@ -136,8 +136,8 @@ def comparison_of(target: Path, reference: str | None) -> tuple[Comparison, list
 
 def _other_settings(mine: Path, theirs: Path) -> list[str]:
     """Settings of the reference that the results were not made with; nothing where one of them has no suite."""
-    files = [folder / kinds.SUITE_FILE for folder in (theirs, mine)]
+    files = [folder / suite_kinds.SUITE_FILE for folder in (theirs, mine)]
     if not all(file.is_file() for file in files):
         return []
     before, now = (read_yaml(file)[0] for file in files)
-    return kinds.differences(before, now, _OF_READERS, _OF_PLACE)
+    return suite_kinds.differences(before, now, _OF_READERS, _OF_PLACE)

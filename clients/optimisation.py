@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.models import base_model, keep_freed_memory
 

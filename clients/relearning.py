@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings, train
 from evaluation.engine.sequences import TokenSequence
 

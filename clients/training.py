@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work
 from evaluation.engine.forward import packed_batch, token_log_probs
 from evaluation.engine.sequences import TokenSequence

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from clients import losses
-from clients.entropy import Entropy
-from clients.flat import FlatParameters
-from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
-from clients.rectify import Rectifier
-from clients.reference import Received, incompetent_teacher
-from clients.step import (
+from clients.batch_quantities import (
     NEEDS_RECEIVED,
     NEEDS_STATES,
     RETAIN_LOSSES,
+    BatchQuantities,
+    ReferenceModels,
     References,
-    Step,
-    Surroundings,
     check_quantities,
     expanded,
     log_likelihoods,
 )
-from clients.target import Target, record_nll
+from clients.entropy import Entropy
+from clients.flat_parameters import FlatParameters
+from clients.forgetting_target import Target, record_nll
+from clients.gradient_rectification import Rectifier
+from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
+from clients.reference_models import Received, incompetent_teacher
 from clients.training import batches
 from evaluation.engine.models import decoder_layers
 from evaluation.engine.sequences import TokenSequence
@@ -85,9 +85,9 @@ class UnlearnOptions:
     takes the records that are not there: of those known too well the method's loss, while those less likely than their
     target are pulled back, by their squared distance from it.
 
-    rectify: γ of GRU (`clients.rectify.Rectifier`); None: the gradient is followed as it is. Of each update that has
-    forget records, the gradient is projected against that of the mean negative log-likelihood of as many retain
-    records, before clipping and the optimiser, so it takes a second pass.
+    rectify: γ of GRU (`clients.gradient_rectification.Rectifier`); None: the gradient is followed as it is. Of each
+    update that has forget records, the gradient is projected against that of the mean negative log-likelihood of as
+    many retain records, before clipping and the optimiser, so it takes a second pass.
 
     Raises ValueError for values that make no sense.
     """
@@ -169,7 +169,7 @@ def unlearn(
             part = aim.part(task)
             if part is None:
                 continue
-            measured = gradient.add(part, aim.pulled_back(task), values, updater)
+            measured = gradient.add(part, aim.over_forgotten(task), values, updater)
             stopped = options.stop(measured.nll)
             if stopped:
                 flat.zero_grad()
@@ -390,7 +390,7 @@ class Aim:
         partners = [task.partners[k] for k in kept] if task.partners else []
         return task._replace(chosen=[task.chosen[k] for k in kept], partners=partners)
 
-    def pulled_back(self, task: Task) -> list[int]:
+    def over_forgotten(self, task: Task) -> list[int]:
         """Numbers of the task's records that are to become likelier instead."""
         if self.target is None or self.gaps is None or self.own or not task.update.forget:
             return []
@@ -430,7 +430,7 @@ class _Measured:
     def of(cls, update: Update) -> _Measured:
         return cls(0.0, 0.0 if update.tells_nll else math.nan, 0.0 if "forget_entropy" in update.wanted else math.nan)
 
-    def add(self, loss: float, step: Step, share: float) -> None:
+    def add(self, loss: float, step: BatchQuantities, share: float) -> None:
         self.loss += loss
         if not math.isnan(self.nll):
             self.nll += step.forget_nll.mean().item() * share
@@ -509,7 +509,7 @@ class _Gradient:
     loss: losses.Method
     batch_size: int
     entropy: Entropy
-    around: Surroundings
+    around: ReferenceModels
     received: _Received
     target: Target | None
 
@@ -544,7 +544,7 @@ class _Gradient:
         flat.zero_grad()
         for first in range(0, len(partners), self.batch_size):
             part = partners[first : first + self.batch_size]
-            loss = Step(self.model, [], [self.records.retain[i] for i in part]).retain_nll
+            loss = BatchQuantities(self.model, [], [self.records.retain[i] for i in part]).retain_nll
             assert loss is not None
             updater.backward(loss.sum() / len(partners))
         flat.grad.copy_(rectifier.rectify(unlearning, flat.grad))
@@ -555,7 +555,7 @@ class _Gradient:
         for first in range(0, len(away), self.batch_size):
             part = away[first : first + self.batch_size]
             wanted = set() if math.isnan(measured.entropy) else {"forget_entropy"}
-            step = Step(self.model, [self.records.forget[i] for i in part], [], wanted=wanted)
+            step = BatchQuantities(self.model, [self.records.forget[i] for i in part], [], wanted=wanted)
             share = len(part) / total
             value = (step.forget_nll - self.target.nll[part].to(step.forget_nll)).square().mean() * share
             updater.backward(value)
@@ -570,10 +570,10 @@ class _Gradient:
             forget_target_nll=self.target.nll[chosen], forget_target_lowered=lowered, forget_target_rows=rows
         )
 
-    def _step(self, task: Task, chosen: list[int], partners: list[int]) -> Step:
+    def _step(self, task: Task, chosen: list[int], partners: list[int]) -> BatchQuantities:
         update, records = task.update, self.records
         others = [records.alternative(i, task.epoch) for i in chosen] if update.alternatives else []
-        return Step(
+        return BatchQuantities(
             self.model,
             [records.forget[i] for i in chosen] if update.forget else [],
             [records.retain[i] for i in partners] if update.retain else [],
@@ -599,7 +599,7 @@ def _prepare(
     kinds = (update for updates in plan.epochs for update in updates)
     wanted = expanded({name for update in kinds for name in update.wanted}, options.retain_loss)
     depth, moving = moved_layers(model, flat, loss, values)
-    around = Surroundings(
+    around = ReferenceModels(
         received=Received(model, flat) if wanted & NEEDS_RECEIVED else None,
         teacher=incompetent_teacher(model, values["teacher_seed"]) if "forget_teacher_kl" in wanted else None,
         temperature=values.get("temperature", 1.0),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from evaluation.engine.progress import part
 from evaluation.engine.sequences import Scores, TokenSequence
-from evaluation.engine.watch import part
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from oblivionis.data.tokenize import PromptTemplate
     from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
     from oblivionis.models.errors import ModelError
-    from strategies.fedtu import FedTU
-    from strategies.requests import RequestList, UnlearnRequest
+    from strategies.rounds.fedtu import FedTU
+    from strategies.rounds.request_source import RequestList, UnlearnRequest
 
 __all__ = [
     "ConfigError",
@@ -63,8 +63,8 @@ _HOMES = {
     "oblivionis.data.tokenize": ("PromptTemplate",),
     "oblivionis.errors": ("OblivionisError", "RunFailed", "RunInterrupted"),
     "oblivionis.models.errors": ("ModelError",),
-    "strategies.fedtu": ("FedTU",),
-    "strategies.requests": ("RequestList", "UnlearnRequest"),
+    "strategies.rounds.fedtu": ("FedTU",),
+    "strategies.rounds.request_source": ("RequestList", "UnlearnRequest"),
 }
 """Where the public names come from, as the imports above say it to type checkers."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import regex
 
-from evaluation.metrics.words import folded
+from evaluation.metrics.word_matching import folded
 
 _DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 DATA_FOLDER = "data"
@@ -52,8 +52,8 @@ def subject_key(name: str) -> str:
     """The name of a subject without what does not tell two apart.
 
     That is letter case, the width of white space, what no reader sees, compatibility forms, and vowel points
-    (`evaluation.metrics.words.folded`); besides, which apostrophe, dash, yeh or kaf it is written with. Other letters
-    that look alike are other letters (`oblivionis.data.names`).
+    (`evaluation.metrics.word_matching.folded`); besides, which apostrophe, dash, yeh or kaf it is written with. Other
+    letters that look alike are other letters (`oblivionis.data.similar_names`).
     """
     # Some of the signs become others by folding, and some come of it.
     key = " ".join(_DASH.sub("-", folded(name.translate(_ONE_SIGN)).translate(_ONE_SIGN)).split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategies.factory import build, names
+    from strategies.rules.factory import build, names
 
 __all__ = ["build", "names"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     """What the package offers is imported when it is asked for: a configuration is checked without Flower."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from strategies import factory
+    from strategies.rules import factory
 
     return getattr(factory, name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, RecordDict
 
-from strategies import protocol
+from strategies import message_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class ClientUpdate:
         """
         arrays = next(iter(content.array_records.values()))
         metrics = next(iter(content.metric_records.values()))
-        steps = metrics.get(protocol.TRAIN_STEPS)
-        claimed = metrics.get(protocol.PARTITION_ID, -1) if partition is None else partition
+        steps = metrics.get(message_keys.TRAIN_STEPS)
+        claimed = metrics.get(message_keys.PARTITION_ID, -1) if partition is None else partition
         return cls(
             int(claimed),  # type: ignore[arg-type]
             float(metrics[weight_key]),  # type: ignore[arg-type]

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from strategies import protocol, told
+from strategies import message_keys, metric_schema
 from strategies.arrays import finite, view
-from strategies.flower import SUPERLINK_NODE_ID
-from strategies.text import LONGEST, clean, plain
+from strategies.flower_internals import SUPERLINK_NODE_ID
+from strategies.untrusted_text import LONGEST, clean, plain
 
 LONGEST_REASON = LONGEST + 20
 _LONGEST_TRACEBACK = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReplyCheck:
     """What became of one message: `reply` is the valid answer, or None with a `reason`. `partition` -1: unknown.
 
     `late`: the exchange went on without the answer; that is no fault of the client's.
@@ -56,14 +56,14 @@ def judge(
     exchanged: Iterable[tuple[int, Message | None]],
     *,
     reference: ArrayRecord | None,
-    arrays_key: str = protocol.ARRAYS,
-    weight_key: str = protocol.NUM_EXAMPLES,
+    arrays_key: str = message_keys.ARRAYS,
+    weight_key: str = message_keys.NUM_EXAMPLES,
     needs_steps: bool = False,
     timeout: float | None = None,
     same_metrics: bool = True,
-    numbers: told.Numbers | None = None,
+    numbers: metric_schema.Numbers | None = None,
     own: Mapping[int, ArrayRecord] | None = None,
-) -> list[Verdict]:
+) -> list[ReplyCheck]:
     """Judge the answers of an exchange, ordered by partition id.
 
     `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
@@ -80,8 +80,8 @@ def judge(
         expected = (own or {}).get(partition, reference)
         reason = _fault(partition, reply, expected, arrays_key, weight_key, needs_steps, timeout)
         if not reason and reply is not None and numbers is not None:
-            reason = told.fault(metrics_of(reply), numbers)
-        verdicts.append(Verdict(partition, None if reason else reply, clean(reason, LONGEST_REASON)))
+            reason = metric_schema.fault(metrics_of(reply), numbers)
+        verdicts.append(ReplyCheck(partition, None if reason else reply, clean(reason, LONGEST_REASON)))
     if numbers is not None:
         _keep(verdicts, numbers, same=same_metrics)
         return verdicts
@@ -151,7 +151,7 @@ def _metric_fault(partition: int, reply: Message, weight_key: str, needs_steps: 
     for key, value in metrics.items():
         if not all(math.isfinite(v) for v in (value if isinstance(value, list) else [value])):
             return f"metric {key!r} is {value}"
-    for key in (weight_key, protocol.TRAIN_STEPS) if needs_steps else (weight_key,):
+    for key in (weight_key, message_keys.TRAIN_STEPS) if needs_steps else (weight_key,):
         if key not in metrics:
             reason = f"metric {key!r} is missing"
             return (
@@ -160,13 +160,13 @@ def _metric_fault(partition: int, reply: Message, weight_key: str, needs_steps: 
         value = metrics[key]
         if isinstance(value, list) or value <= 0:
             return f"metric {key!r} is {value}, expected a number above 0"
-    claimed = metrics.get(protocol.PARTITION_ID, partition)
+    claimed = metrics.get(message_keys.PARTITION_ID, partition)
     if claimed != partition:
         return f"the reply is signed by client {claimed}"
     return ""
 
 
-def _same_metrics(verdicts: list[Verdict]) -> list[Verdict]:
+def _same_metrics(verdicts: list[ReplyCheck]) -> list[ReplyCheck]:
     """Leave out the replies whose metric keys differ from those of most; a tie goes to the lowest partition id."""
     layouts = {v.partition: _layout(v.reply) for v in verdicts if v.reply is not None}
     if len(set(layouts.values())) < 2:
@@ -176,7 +176,7 @@ def _same_metrics(verdicts: list[Verdict]) -> list[Verdict]:
     return [
         v
         if v.reply is None or layouts[v.partition] == usual
-        else Verdict(v.partition, None, f"its metrics differ from those of the other replies: {names}")
+        else ReplyCheck(v.partition, None, f"its metrics differ from those of the other replies: {names}")
         for v in verdicts
     ]
 
@@ -186,13 +186,13 @@ def _layout(reply: Message) -> tuple[str, frozenset[tuple[str, int]]]:
     return name, frozenset((k, len(v) if isinstance(v, list) else -1) for k, v in metrics.items())
 
 
-def _keep(verdicts: Sequence[Verdict], numbers: told.Numbers, *, same: bool) -> None:
+def _keep(verdicts: Sequence[ReplyCheck], numbers: metric_schema.Numbers, *, same: bool) -> None:
     """Leave of the metrics of all good replies the known ones, and with `same` those that every one of them tells."""
     replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
-    kept = [told.known(metrics_of(reply), numbers) for reply in replies]
+    kept = [metric_schema.known(metrics_of(reply), numbers) for reply in replies]
     shared = set.intersection(*(set(metrics) for metrics in kept)) if kept and same else None
     for reply, metrics in zip(replies, kept, strict=True):
         (name,) = reply.content.metric_records
         del reply.content[name]
         wanted = metrics.keys() if shared is None else shared
-        reply.content[protocol.METRICS] = MetricRecord({k: v for k, v in metrics.items() if k in wanted})
+        reply.content[message_keys.METRICS] = MetricRecord({k: v for k, v in metrics.items() if k in wanted})

@@ -14,7 +14,7 @@ from benchmarks.federated.matrix import Axis, Cell
 from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, NOT_MEASURED, SECONDS, table_of
 from oblivionis.config.schema import STAGES
 from oblivionis.reports import summary as report
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.failures import END, failures
 
@@ -29,7 +29,7 @@ def collect(
     rows: list[dict[str, Any]] = []
     for node in graph.nodes:
         if node.finished(store):
-            seal.need_whole(node.run(store), with_models=False)
+            artifact_binding.require_intact(node.run(store), with_models=False)
     for cell in cells:
         nodes = graph.of_cell[cell.id]
         head = {"cell": cell.id, **cell.labels}

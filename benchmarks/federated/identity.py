@@ -15,12 +15,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oblivionis.config import declared
+from oblivionis.config import extension_traits
 from oblivionis.config.schema import Compression, Config, Federation, Model, Strategy, Unlearning
 from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import package_versions
-from oblivionis.runs.updates import kept_rounds
+from oblivionis.runs.updates import stored_rounds
 
 UNLEARN, RETRAIN = "unlearn", "retrain"
 BASE = ("finetune", RETRAIN)
@@ -59,7 +59,7 @@ def stage_config(config: Config, stage: str) -> Config:
         compression = dataclasses.replace(config.federation.compression, unlearning=Compression().unlearning)
         federation = dataclasses.replace(federation, compression=compression)
         changed = {"strategy": Strategy(config.strategy.name, config.strategy.params)}
-        if stage == RETRAIN or kept_rounds(config) == 0:
+        if stage == RETRAIN or stored_rounds(config) == 0:
             changed["unlearning"] = Unlearning()
     return dataclasses.replace(config, federation=federation, stages=[stage], **changed)
 
@@ -78,7 +78,7 @@ def identity(config: Config) -> str:
     for key in ("source", "revision", "adapter"):
         tree["model"].pop(key, None)
     paths = [section.pop(key) for _, section, key in _files(tree)]
-    loss = declared.own_loss(config.unlearning.method)
+    loss = extension_traits.own_loss(config.unlearning.method)
     if loss is not None:
         tree["unlearning"]["method"] = [loss.name, _contents(loss)]
     parts = {
@@ -97,7 +97,7 @@ def inputs(config: Config) -> dict[str, str | None]:
     tree, model = dataclasses.asdict(config), config.model
     found = {f"model.source={model.source}": _model(model.source, model.revision, model.adapter)}
     named = [(name, section[key]) for name, section, key in _files(tree) if section[key]]
-    if (loss := declared.own_loss(config.unlearning.method)) is not None:
+    if (loss := extension_traits.own_loss(config.unlearning.method)) is not None:
         named.append(("unlearning.method", str(loss)))
     return found | {f"{name}={path}": _of_path(path) for name, path in named}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from oblivionis.config.declared import own_loss
+from oblivionis.config.extension_traits import own_loss
 
 LOG = "suite.log"
 _GRACE_S = 5.0

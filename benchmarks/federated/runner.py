@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.federated import collecting, results, slurm
-from benchmarks.federated.demand import Demands
 from benchmarks.federated.executors import Executor, Work
 from benchmarks.federated.executors.local import LocalExecutor
 from benchmarks.federated.executors.ray_tasks import RayExecutor
@@ -24,13 +23,14 @@ from benchmarks.federated.options import Options, RayCluster, Slurm
 from benchmarks.federated.preparing import prepare
 from benchmarks.federated.processes import last_words
 from benchmarks.federated.report import NODES, write_report
+from benchmarks.federated.resource_demand import Demands
 from benchmarks.federated.settings import Settings
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
 from oblivionis.runs.failures import not_measured
 from oblivionis.runs.forecast import duration
+from oblivionis.runs.periodic_message import Ticker
 from oblivionis.runs.progress import Bars
-from oblivionis.runs.ticker import Ticker
 
 _POLL_S = 0.2
 _STARTS_FROM = "what it starts from failed"

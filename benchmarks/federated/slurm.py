@@ -17,9 +17,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.federated.demand import Demand, Demands, check
 from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.options import Slurm
+from benchmarks.federated.resource_demand import Demand, Demands, check
 from oblivionis.files import write_atomic
 
 FOLDER, SUBMIT = "slurm", "submit.sh"

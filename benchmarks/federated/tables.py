@@ -15,7 +15,7 @@ from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
 from oblivionis.assessment import evaluators
-from oblivionis.config import declared
+from oblivionis.config import extension_traits
 from oblivionis.config.problems import did_you_mean
 from oblivionis.reports.format import short
 from oblivionis.reports.table import Marked, Table
@@ -90,7 +90,11 @@ def title(label: str) -> str:
     """How a value of an axis or the name of a stage is printed."""
     if label in TITLES:
         return TITLES[label]
-    said = [declared.code(kind, label).literals for kind in ("strategy", "unlearning") if label in declared.names(kind)]
+    said = [
+        extension_traits.code(kind, label).literals
+        for kind in ("strategy", "unlearning")
+        if label in extension_traits.names(kind)
+    ]
     return next((literals["LABEL"] for literals in said if "LABEL" in literals), label)
 
 

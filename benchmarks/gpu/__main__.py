@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.gpu import report
+from benchmarks.gpu.kit_parts import GRACE, PARTS, Outcome, outcome
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.parts import GRACE, PARTS, Outcome, outcome
-from benchmarks.gpu.rows import FAILED
+from benchmarks.gpu.result_rows import FAILED
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

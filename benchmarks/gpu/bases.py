@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.gpu.meter import GB, metered
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.result_rows import Row, Rows
 from benchmarks.gpu.shapes import Setting, random_base
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import train
 
 ADAMW, PAGED = "adamw", "paged_adamw_32bit"

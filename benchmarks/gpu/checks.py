@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.gpu.bases import PAGED
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.result_rows import Row, Rows
 from benchmarks.gpu.shapes import TINY, Setting, other_answers, random_base, target
 from clients import losses
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import Ball
 from clients.training import TrainSettings, train
 from clients.unlearning import UnlearnOptions, unlearn

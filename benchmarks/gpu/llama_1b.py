@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu import plain
+from benchmarks.gpu import library_way
 from benchmarks.gpu.bases import ADAMW, PAGED, loaded
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.result_rows import Row, Rows
 from benchmarks.gpu.shapes import Setting, other_answers, random_base, target
-from benchmarks.shapes import LLAMA_3_2_1B
+from benchmarks.model_shapes import LLAMA_3_2_1B
 from clients import losses
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import Ball
 from clients.training import batches, train
 from clients.unlearning import UnlearnOptions, unlearn
@@ -143,12 +143,12 @@ def _trainers(
     settings = setting.training(**SAME)
     order = next(batches(len(records), len(records), torch.Generator().manual_seed(0)))
     ordered, start = [records[i] for i in order], flat.numpy()
-    plain.prepared(model, ordered[: settings.batch_size], settings, options.device)()
+    library_way.prepared(model, ordered[: settings.batch_size], settings, options.device)()
     flat.load(start)
-    return _median(lambda: plain.prepared(model, ordered, settings, options.device), flat, options, len(records))
+    return _median(lambda: library_way.prepared(model, ordered, settings, options.device), flat, options, len(records))
 
 
-def _median(prepare: Callable[[], plain.Epoch], flat: FlatParameters, options: Options, records: int) -> Row:
+def _median(prepare: Callable[[], library_way.Epoch], flat: FlatParameters, options: Options, records: int) -> Row:
     """The median time of `REPEATS` epochs from the same model, preparations not counted, and the losses of the last."""
     start, found, costs = flat.numpy(), [0.0], []
     for _ in range(REPEATS):
@@ -183,11 +183,11 @@ def _sampling(setting: Setting, options: Options, rows: Rows) -> None:
     for size in sizes:
         ways: dict[str, Callable[[], int]] = {
             f"{size} answers to one question, ours": lambda n=size: ours(prompts[:1], n),
-            f"{size} answers to one question, generate": lambda n=size: plain.generated(
+            f"{size} answers to one question, generate": lambda n=size: library_way.generated(
                 base, prompts[:1] * n, tokens, TOP_P
             ),
             f"an answer to each of {size} questions, ours": lambda n=size: ours(prompts[:n], 1),
-            f"an answer to each of {size} questions, generate": lambda n=size: plain.generated(
+            f"an answer to each of {size} questions, generate": lambda n=size: library_way.generated(
                 base, prompts[:n], tokens, TOP_P
             ),
         }

@@ -8,9 +8,9 @@ from benchmarks.gpu.bases import ADAMW, PAGED, loaded
 from benchmarks.gpu.llama_1b import a_round
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.result_rows import Row, Rows
 from benchmarks.gpu.shapes import Setting
-from benchmarks.shapes import LLAMA_3_1_8B
+from benchmarks.model_shapes import LLAMA_3_1_8B
 from clients.training import train
 
 EXPERIMENT = "paper_llama_3_1_8b"

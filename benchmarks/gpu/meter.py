@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.gpu.rows import Row
+from benchmarks.gpu.result_rows import Row
 
 T = TypeVar("T")
 GB = 1e9

@@ -12,10 +12,10 @@ from benchmarks.gpu.bases import ADAMW, loaded
 from benchmarks.gpu.llama_1b import EXPERIMENT
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.result_rows import Row, Rows
 from benchmarks.gpu.shapes import Setting
-from benchmarks.shapes import LLAMA_3_2_1B
-from clients.flat import FlatParameters
+from benchmarks.model_shapes import LLAMA_3_2_1B
+from clients.flat_parameters import FlatParameters
 from clients.training import train
 
 SHOWN = 15

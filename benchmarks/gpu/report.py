@@ -8,9 +8,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.kit_parts import Outcome, counted
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.parts import Outcome, counted
-from benchmarks.gpu.rows import FAILED, SKIPPED, Row, Value
+from benchmarks.gpu.result_rows import FAILED, SKIPPED, Row, Value
 from oblivionis.files import write_atomic, write_json
 
 JSON_FILE, MARKDOWN_FILE = "gpu.json", "gpu.md"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import FAILED, SKIPPED, OutOfTime, Row, Rows
+from benchmarks.gpu.result_rows import FAILED, SKIPPED, OutOfTime, Row, Rows
 from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines
 from oblivionis.models.packaged import folder_of, is_fetched

@@ -12,9 +12,9 @@ from evaluation.engine.quantise import QUANTISERS
 from evaluation.ruler.evaluator import References
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
+from oblivionis.audits.attack_questions import Battery
 from oblivionis.audits.attacks.quantise import merged
 from oblivionis.audits.attacks.relearn import RETAIN, relearnt, unrelated
-from oblivionis.audits.battery import Battery
 from oblivionis.client.worker import Worker
 from oblivionis.models.assembly import assemble
 

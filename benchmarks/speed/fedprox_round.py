@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.speed.local_training import SETTINGS, prepare
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import Prox, train
 
 

@@ -23,8 +23,8 @@ from oblivionis.config import compose as configuration
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
-from strategies import protocol
-from strategies.memory_grid import MemoryGrid, Node
+from strategies import message_keys
+from strategies.rounds.memory_grid import MemoryGrid, Node
 
 LIARS = (4, 13, 22)
 FACTOR = -10.0
@@ -73,11 +73,11 @@ def client(partition: int, lies: bool) -> Node:
         reply = app(message=message, context=context)
         if reply.has_error():
             return reply.error
-        if lies and message.metadata.message_type == protocol.TRAIN:
-            sent = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
-            update = reply.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy() - sent
+        if lies and message.metadata.message_type == message_keys.TRAIN:
+            sent = message.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy()
+            update = reply.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy() - sent
             forged = (sent + np.float32(FACTOR) * update).astype(np.float32)
-            reply.content[protocol.ARRAYS] = ArrayRecord({protocol.ADAPTER: Array(forged)})
+            reply.content[message_keys.ARRAYS] = ArrayRecord({message_keys.ADAPTER: Array(forged)})
         return reply.content
 
     return answer

@@ -22,7 +22,7 @@ import psutil
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.shapes import LLAMA_3_2_1B
+from benchmarks.model_shapes import LLAMA_3_2_1B
 from oblivionis.models import loading
 
 OFF = ("leakage.samples=0", "leakage.full_samples=0", "ruler.enabled=false", "wikimem.enabled=false")

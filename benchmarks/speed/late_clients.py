@@ -37,13 +37,13 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from strategies import protocol
-from strategies.buffered import BufferedFedTU
-from strategies.durations import Durations
-from strategies.factory import build
-from strategies.fedtu import FedTU, Listener, Options, RequestList, UnlearnRequest
-from strategies.memory_grid import MemoryGrid
-from strategies.versions import Buffer
+from strategies import message_keys
+from strategies.rounds.buffered import BufferedFedTU
+from strategies.rounds.fedtu import FedTU, Listener, Options, RequestList, UnlearnRequest
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rounds.model_versions import Buffer
+from strategies.rounds.simulated_durations import Durations
+from strategies.rules.factory import build
 
 CLASSES, INPUTS, RECORDS, EPOCHS, BATCH, RATE = 10, 20, 40, 5, 10, 0.05
 MEDIAN_S, OVERSAMPLE, DEADLINE_MEDIANS = 60.0, 1.3, 3.0
@@ -110,16 +110,16 @@ def federation(data: Problem) -> MemoryGrid:
         inputs, labels = data.inputs[partition], data.labels[partition]
 
         def answer(message: Message) -> RecordDict:
-            model = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy().astype(np.float64)
-            server_round = message.content.config_records[protocol.CONFIG][protocol.SERVER_ROUND]
+            model = message.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy().astype(np.float64)
+            server_round = message.content.config_records[message_keys.CONFIG][message_keys.SERVER_ROUND]
             rng = np.random.default_rng([partition, int(server_round)])  # type: ignore[arg-type]
-            for _ in range(EPOCHS if message.metadata.message_type == protocol.TRAIN else 0):
+            for _ in range(EPOCHS if message.metadata.message_type == message_keys.TRAIN else 0):
                 for batch in np.array_split(rng.permutation(RECORDS), RECORDS // BATCH):
                     model -= RATE * _loss(model, inputs[batch], labels[batch])[1]
             return RecordDict(
                 {
-                    protocol.ARRAYS: ArrayRecord({protocol.ADAPTER: Array(model.astype(np.float32))}),
-                    protocol.METRICS: MetricRecord({protocol.NUM_EXAMPLES: RECORDS}),
+                    message_keys.ARRAYS: ArrayRecord({message_keys.ADAPTER: Array(model.astype(np.float32))}),
+                    message_keys.METRICS: MetricRecord({message_keys.NUM_EXAMPLES: RECORDS}),
                 }
             )
 
@@ -200,10 +200,10 @@ def run(way: Way, data: Problem, durations: Durations, at_once: int, course: Cou
     kind = FedTU if buffer is None else BufferedFedTU
     options = Options(seed=durations.seed, **timing)  # type: ignore[arg-type]
     fedtu = kind(inner, requests=RequestList(due), listener=course, options=options)
-    start = ArrayRecord({protocol.ADAPTER: Array(np.zeros(CLASSES * (INPUTS + 1), np.float32))})
+    start = ArrayRecord({message_keys.ADAPTER: Array(np.zeros(CLASSES * (INPUTS + 1), np.float32))})
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:
-        course.losses.append(data.loss(arrays[protocol.ADAPTER].numpy().astype(np.float64)))
+        course.losses.append(data.loss(arrays[message_keys.ADAPTER].numpy().astype(np.float64)))
 
     with suppress(_Over):
         fedtu.start(federation(data), start, num_rounds=MOST_ROUNDS, timeout=1e9, evaluate_fn=evaluate)
@@ -213,7 +213,7 @@ def run(way: Way, data: Problem, durations: Durations, at_once: int, course: Cou
 def slowest(durations: Durations, clients: int) -> set[int]:
     """The tenth of the clients whose times have the largest mean logarithm."""
     mean = {
-        c: statistics.fmean(math.log(durations.seconds("train", protocol.TRAIN, c, r)) for r in range(1, 51))
+        c: statistics.fmean(math.log(durations.seconds("train", message_keys.TRAIN, c, r)) for r in range(1, 51))
         for c in range(clients)
     }
     return set(sorted(mean, key=mean.__getitem__)[-max(1, clients // 10) :])

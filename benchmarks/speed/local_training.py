@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings, batches, train
 from evaluation.engine.sequences import TokenSequence
 

@@ -1,4 +1,4 @@
-"""The mean of LoRA products without the matrices themselves: `strategies.lora_product` against numpy's plain way.
+"""The mean of LoRA products without the matrices themselves: `strategies.rules.lora_product` against numpy's plain way.
 
     python -m benchmarks.speed.lora_product [--shapes 512x512 2048x2048] [--ranks 8 32] [--clients 3 10] [--repeats 3]
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.lora_product import product_mean
+from strategies.rules.lora_product import product_mean
 
 
 def plain(a: Sequence[NDArray], b: Sequence[NDArray], weights: Sequence[float], dtype: Any) -> tuple[NDArray, NDArray]:

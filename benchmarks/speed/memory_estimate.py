@@ -74,7 +74,7 @@ def build(folder: Path) -> None:
 def estimated(folder: Path, case: str) -> int:
     """Bytes of the process that a case starts, without the copies of what travels."""
     from oblivionis.config import compose as configuration
-    from oblivionis.models.machine import Machine
+    from oblivionis.models.hardware import Machine
     from oblivionis.models.memory import estimate
 
     need = estimate(configuration.compose("default", overrides(folder, case)), Machine(1, 0, 0))
@@ -87,7 +87,7 @@ def work(folder: Path, case: str) -> None:
     import torch
     from transformers import BitsAndBytesConfig
 
-    from clients.flat import FlatParameters
+    from clients.flat_parameters import FlatParameters
     from clients.training import TrainSettings, train
     from evaluation.engine.decoding import greedy
     from evaluation.engine.fused_lora import fused_lora

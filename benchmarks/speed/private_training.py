@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from clients.private import Privacy, train_privately
+from clients.record_level_dp import Privacy, train_privately
 from clients.training import TrainSettings, train
 from oblivionis.client.worker import Worker
 from oblivionis.config.compose import compose

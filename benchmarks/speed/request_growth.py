@@ -26,16 +26,16 @@ from benchmarks.speed.supernodes import draw, exponent
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
+from oblivionis.erasure.ledger import AllAtRound, Ledger
+from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement
 from oblivionis.reports.html import request_pages
-from oblivionis.requests.holdings import Holdings, SimulatedRequests
-from oblivionis.requests.judgement import VERIFIED, Judgement
-from oblivionis.requests.ledger import AllAtRound, Ledger
 from oblivionis.runs.directory import RunDirectory
-from strategies import protocol
-from strategies.factory import build
-from strategies.fedtu import FedTU, NodeMap, Options
-from strategies.listener import Listener
-from strategies.memory_grid import MemoryGrid
+from strategies import message_keys
+from strategies.rounds.callbacks import Listener
+from strategies.rounds.fedtu import FedTU, NodeMap, Options
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rules.factory import build
 
 WANTED = 1.3
 """Largest exponent: n log n looks like that over two decades, n² like 2."""
@@ -81,7 +81,7 @@ def measure(count: int, per_round: int, folder: Path) -> Parts:
             nodes=nodes,
             eligible=lambda client: client < PARTICIPANTS,
             options=Options(stage="unlearn"),
-        ).start(grid, ArrayRecord({protocol.ADAPTER: Array(np.zeros(4, np.float32))}), num_rounds=rounds)
+        ).start(grid, ArrayRecord({message_keys.ADAPTER: Array(np.zeros(4, np.float32))}), num_rounds=rounds)
     assert not requests.waiting(rounds), "all of them are served"
     with _timed(parts, "verified"):
         good = Judgement(VERIFIED, "", 0.0, {})
@@ -95,8 +95,8 @@ def measure(count: int, per_round: int, folder: Path) -> Parts:
 
 def _answering(client: int) -> Callable[[Message], RecordDict]:
     def answer(message: Message) -> RecordDict:
-        metrics = MetricRecord({protocol.NUM_EXAMPLES: 1, protocol.PARTITION_ID: client})
-        return RecordDict({protocol.ARRAYS: message.content[protocol.ARRAYS], protocol.METRICS: metrics})
+        metrics = MetricRecord({message_keys.NUM_EXAMPLES: 1, message_keys.PARTITION_ID: client})
+        return RecordDict({message_keys.ARRAYS: message.content[message_keys.ARRAYS], message_keys.METRICS: metrics})
 
     return answer
 

@@ -26,8 +26,8 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
 from oblivionis.models.assembly import Assembled, assemble
-from oblivionis.models.corpus import corpus_of
-from oblivionis.runs import seal
+from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 
 WANTED = 0.10
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
-    run = None if options.run is None else seal.opened(options.run)
+    run = None if options.run is None else artifact_binding.opened(options.run)
     assembled, ways = assessors(run)
     vector = assembled.flat.numpy() if run is None else run.load_checkpoint("finetune").vector
     worst = 0.0

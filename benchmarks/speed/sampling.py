@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks.speed.tofu_evaluation import encode, read
-from evaluation.engine.half import multiplies_bfloat16
+from evaluation.engine.half_precision_weights import multiplies_bfloat16
 from evaluation.engine.sampling import Rule, sample
 
 TOKENS, TOP_P = 64, 0.9

@@ -21,10 +21,10 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
-from strategies import protocol
-from strategies.flower import parameters_addition, parameters_mod, pseudo_rand_gen
-from strategies.memory_grid import MemoryGrid
-from strategies.secure import words as w
+from strategies import message_keys
+from strategies.flower_internals import parameters_addition, parameters_mod, pseudo_rand_gen
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.secure import stage_keys as w
 from strategies.secure.client import Participant
 from strategies.secure.masks import Stream
 from strategies.secure.server import SecureSum
@@ -70,7 +70,7 @@ def held(clients: int, numbers: int) -> tuple[float, float, float]:
     grid = MemoryGrid(members)
     names = {node: c for c, node in grid.node_ids.items()}
     messages = [
-        Message(RecordDict(), dst_node_id=grid.node_ids[c], message_type=protocol.TRAIN) for c in range(clients)
+        Message(RecordDict(), dst_node_id=grid.node_ids[c], message_type=message_keys.TRAIN) for c in range(clients)
     ]
     terms = SecureSettings(clipping=1.0).terms("train", clients, (), numbers)
     began = time.perf_counter()

@@ -44,8 +44,8 @@ from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
 from oblivionis.server.context import Server
 from oblivionis.server.preflight import preflight
-from strategies.memory_grid import MemoryGrid, Node
-from strategies.server_step import ServerStep
+from strategies.rounds.memory_grid import MemoryGrid, Node
+from strategies.rules.server_step import ServerStep
 
 IMPORTS, REST = "imports", "all else"
 PARTS: tuple[tuple[type, str, str], ...] = (

@@ -19,10 +19,10 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Strategy
 
-from strategies import protocol
-from strategies.factory import build
-from strategies.fedtu import FedTU
-from strategies.memory_grid import MemoryGrid
+from strategies import message_keys
+from strategies.rounds.fedtu import FedTU
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rules.factory import build
 
 WANTED_SECONDS = 0.3
 
@@ -30,13 +30,13 @@ WANTED_SECONDS = 0.3
 def federation(nodes: int, floats: int) -> MemoryGrid:
     """Nodes that answer one of four ready-made models of `floats` float32 numbers."""
     rng = np.random.default_rng(0)
-    models = [ArrayRecord({protocol.ADAPTER: Array(rng.normal(size=floats).astype(np.float32))}) for _ in range(4)]
+    models = [ArrayRecord({message_keys.ADAPTER: Array(rng.normal(size=floats).astype(np.float32))}) for _ in range(4)]
 
     def client(partition: int):
         content = RecordDict(
             {
-                protocol.ARRAYS: models[partition % 4],
-                protocol.METRICS: MetricRecord({protocol.NUM_EXAMPLES: partition + 1}),
+                message_keys.ARRAYS: models[partition % 4],
+                message_keys.METRICS: MetricRecord({message_keys.NUM_EXAMPLES: partition + 1}),
             }
         )
         return lambda message: content
@@ -46,7 +46,7 @@ def federation(nodes: int, floats: int) -> MemoryGrid:
 
 def seconds_per_round(strategy: Strategy, grid: MemoryGrid, floats: int, rounds: int) -> float:
     """Wall-clock seconds per round, the mean over `rounds`."""
-    initial = ArrayRecord({protocol.ADAPTER: Array(np.zeros(floats, dtype=np.float32))})
+    initial = ArrayRecord({message_keys.ADAPTER: Array(np.zeros(floats, dtype=np.float32))})
     gc.collect()
     began = time.perf_counter()
     strategy.start(grid, initial, num_rounds=rounds)

@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.speed.memory_estimate import peak_bytes
 from clients import losses, optimisation
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings, train
 from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.sequences import TokenSequence

@@ -25,7 +25,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from torch import Tensor
 
-from strategies.shares import floor_of
+from strategies.exact_shares import floor_of
 
 _TIMEOUT = 20.0
 _CATEGORIES = 20

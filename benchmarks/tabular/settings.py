@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.tabular import data, unlearning
 from clients import losses
-from oblivionis.config import declared
+from oblivionis.config import extension_traits
 from oblivionis.config.limits import About, about
 from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.values import Key, check_params, check_value
@@ -141,7 +141,7 @@ def _method_problems(name: str, given: Any, methods: dict[str, Any], places: Map
         found += [problem] if problem else []
     defaults = losses.hyperparameters(name)
     own = {key: value for key, value in given.items() if key not in _OPTIMISER}
-    limits = declared.code("unlearning", name).limits
+    limits = extension_traits.code("unlearning", name).limits
     values, more = check_params(name, defaults, own, places, limits, f"{path}.")
     methods[name] = {**good, **{key: values[key] for key in own if key in values}}
     return found + more

@@ -14,7 +14,7 @@ from benchmarks.tabular.data import Records
 from benchmarks.tabular.model import TabularMLP, initialised
 from clients import losses
 from clients.distributions import statistics
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 
 SETS = ("forget", "retain")
 OTHERS = ("reference", "teacher")
@@ -39,7 +39,7 @@ def names() -> list[str]:
     One that goes by other clients' updates is more: PGA without its projection is gradient ascent. So is one that
     trains a copy.
     """
-    plain = [n for n in losses.names() if methods.updates(n) is None and not methods.trains_copy(n)]
+    plain = [n for n in losses.names() if method_traits.updates(n) is None and not method_traits.trains_copy(n)]
     return [name for name in plain if set(losses.get(name).names) <= QUANTITIES]
 
 

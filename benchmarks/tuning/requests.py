@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.schema import TEXTS, Config, Requests
 from oblivionis.data.corpora import load_corpus
-from oblivionis.data.forgetting import questions
+from oblivionis.data.forget_choice import questions
 from oblivionis.data.records import Corpus
 from oblivionis.errors import RunError
 

@@ -21,17 +21,17 @@ from benchmarks.tuning.objective import Oracle
 from benchmarks.tuning.settings import STAGES, Source, with_values
 from benchmarks.tuning.study import Search
 from oblivionis.config import compose as configuration
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunFailed
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.failures import failures
 from oblivionis.runs.forecast import duration
+from oblivionis.runs.periodic_message import Ticker
 from oblivionis.runs.progress import Bars
 from oblivionis.runs.reuse import import_updates, take_over
-from oblivionis.runs.ticker import Ticker
 
 POLL_S = 0.2
 MOST_FAILURES = 3
@@ -53,7 +53,7 @@ def judged(run: RunDirectory, config: Config, terms: Terms) -> dict[str, Any]:
 
     Raises RunError for one that is not as its ledger says.
     """
-    seal.need_whole(run, with_models=False)
+    artifact_binding.require_intact(run, with_models=False)
     summary, log = run.stage_summary("unlearn"), run.evaluation_log("unlearn")
     assert summary is not None
     values = objective.measured(summary["metrics"], log or {}, config.evaluation.truth_ratio)
@@ -85,7 +85,7 @@ def effort(run: RunDirectory, config: Config) -> dict[str, float]:
     return {
         "rounds": len(rows),
         "exchanges": exchanges,
-        "client_epochs": exchanges * config.unlearning.epochs if methods.is_loss(config.unlearning.method) else 0,
+        "client_epochs": exchanges * config.unlearning.epochs if method_traits.is_loss(config.unlearning.method) else 0,
         "seconds": round(sum(row["metrics"].get("seconds", 0.0) for row in rows), 3),
     }
 
@@ -119,7 +119,7 @@ def start_base(folder: Path, config: Config, source: Source) -> RunDirectory:
     if source.run is None or begun or config.privacy.level != "none" or not _alike(config, source.config):
         return run
     with run.lock():
-        seal.take_over(run, source.run, "finetune")
+        artifact_binding.take_over(run, source.run, "finetune")
         rows = [r for r in source.run.metrics() if (r["stage"], r["evaluator"]) == ("finetune", "federation")]
         run.append_metrics(rows)
         run.save_checkpoint(source.run.load_checkpoint("finetune"), keep=1)

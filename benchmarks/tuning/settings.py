@@ -11,13 +11,13 @@ from typing import Any
 
 from benchmarks.tuning.requests import SPLIT, requests_of
 from oblivionis.config import compose as configuration
-from oblivionis.config import declared, methods
+from oblivionis.config import extension_traits, method_traits
 from oblivionis.config.checks import cross_checks
 from oblivionis.config.layers import list_choices
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.schema import Config, Evaluation, Requests, Unlearning
 from oblivionis.errors import RunError
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 
 STAGES = ("finetune", "retrain")
@@ -39,7 +39,7 @@ def source_of(said: str, overrides: Sequence[str]) -> Source:
     folder = Path(said).expanduser()
     if not folder.is_dir():
         return Source(said, configuration.compose(said, list(overrides)))
-    run = seal.opened(folder)
+    run = artifact_binding.opened(folder)
     if overrides:
         raise RunError(f"{said} has its own configuration; leave out {' '.join(overrides)}")
     for stage in STAGES:
@@ -61,10 +61,10 @@ def check_methods(chosen: Sequence[str]) -> None:
     """Raises ConfigError for a method that there is not, or that is named twice."""
     known, problems = list_choices()["unlearning"], []
     for method in chosen:
-        if method not in known and declared.own_loss(method) is None:
+        if method not in known and extension_traits.own_loss(method) is None:
             hint = did_you_mean(method, known)
             problems.append(Problem("--unlearning", f"unknown choice {method!r}", f"one of {', '.join(known)}", hint))
-    labels = [methods.label(method) for method in chosen]
+    labels = [method_traits.label(method) for method in chosen]
     for label in {label for label in labels if labels.count(label) > 1}:
         problems.append(Problem("--unlearning", f"{label} is named twice", "each method once"))
     if problems:
@@ -78,7 +78,7 @@ def base_config(source: Source, subjects: Sequence[str], method: str, *, prune: 
     kept for it.
     """
     config, unlearning = source.config, Unlearning()
-    if source.run is None and methods.updates(method) is not None:
+    if source.run is None and method_traits.updates(method) is not None:
         unlearning = configuration.compose("default", [f"unlearning={method}"]).unlearning
     return replace(
         config,

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oblivionis.config import declared, methods
+from oblivionis.config import extension_traits, method_traits
 from oblivionis.config.limits import About
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.schema import Config
@@ -59,7 +59,7 @@ def space(method: str, config: Config, max_epochs: int, given: Mapping[str, Any]
     """
     keys = _keys(config)
     found = {path: _usual(key, untuned(config, path), max_epochs) for path, key in keys.items() if _usually(path)}
-    if not methods.is_loss(config.unlearning.method):
+    if not method_traits.is_loss(config.unlearning.method):
         found = {path: d for path, d in found.items() if path not in (RATE, EPOCHS)}
     problems: list[Problem] = []
     for path, entry in (given or {}).items():
@@ -123,9 +123,9 @@ def _usually(path: str) -> bool:
 
 def _keys(config: Config) -> dict[str, Key]:
     """The keys that a space may name: the method's own, and those of the section `unlearning`."""
-    limits = declared.code("unlearning", config.unlearning.method).limits
+    limits = extension_traits.code("unlearning", config.unlearning.method).limits
     own = {
-        f"{PARAMS}{name}": declared_key(f"{PARAMS}{name}", value, limits.get(name, declared.Limit()))
+        f"{PARAMS}{name}": declared_key(f"{PARAMS}{name}", value, limits.get(name, extension_traits.Limit()))
         for name, value in config.unlearning.params.items()
     }
     others = {

@@ -24,7 +24,7 @@ from benchmarks.tuning.settings import Source
 from benchmarks.tuning.space import Dimension, read_file, space, untuned
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
@@ -120,7 +120,7 @@ def plan(wanted: Wanted) -> Plan:
     source = settings.source_of(wanted.run, wanted.overrides)
     spaces = read_file(wanted.space_file, wanted.methods) if wanted.space_file else {}
     subjects = subjects_of(source.config, wanted.seed, wanted.subjects)
-    keeping = next((m for m in wanted.methods if methods.updates(m) is not None), source.config.unlearning.method)
+    keeping = next((m for m in wanted.methods if method_traits.updates(m) is not None), source.config.unlearning.method)
     base = settings.base_config(source, subjects, keeping, prune=wanted.prune)
     found = []
     for chosen in wanted.methods:
@@ -128,7 +128,7 @@ def plan(wanted: Wanted) -> Plan:
         if source.run is not None:
             check_updates(config, source.run)
         searched = space(chosen, config, wanted.max_epochs, spaces.get(chosen))
-        found.append(Method(chosen, methods.label(chosen), config, tuple(searched)))
+        found.append(Method(chosen, method_traits.label(chosen), config, tuple(searched)))
     return Plan(wanted, source, tuple(subjects), base, tuple(found))
 
 

@@ -2,8 +2,8 @@
 
 A method is a module of this package that defines a function of the module's name:
 
-- its positional parameters name the quantities that it needs (`clients.step.QUANTITIES` lists them); one with the
-  default None may be absent, because the client has no retain records, say;
+- its positional parameters name the quantities that it needs (`clients.batch_quantities.QUANTITIES` lists them); one
+  with the default None may be absent, because the client has no retain records, say;
 - its keyword-only parameters are the hyperparameters with their defaults;
 - it returns the scalar loss to be minimised, a mean over the records.
 
@@ -30,7 +30,7 @@ suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records t
 that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `SCALED_BY` as
 above, `OTHERS = True` that the server has the other clients train beside it, `PER_RECORD = True` that it is a mean over
 forget records plus a mean over retain records, the terms of which are about one record each, so that each record's
-gradient can be clipped (`clients.private`).
+gradient can be clipped (`clients.record_level_dp`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.

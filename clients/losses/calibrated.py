@@ -28,11 +28,11 @@ def calibrated(
     """E_forget [γ (−(1/|y|) log p(y|x) − t)² + κ KL(q‖f)] + α E_retain ℓ(y|x): our own.
 
     `forget_nll`, `forget_target_nll` (B,): mean negative log-likelihood of each answer, and its target t
-    (`clients.target`), nats per token. Two-sided: what is known too well is pushed away, what is avoided is pulled
-    back. `forget_target_kl` (B,): mean over the answer tokens of the divergence from q, the untouched base model's
-    distribution with the true token as likely as it is to be. It says which tokens give way, where a few could meet the
-    mean, and where the probability goes that is taken away: without it the answers that are left are no language.
-    `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
+    (`clients.forgetting_target`), nats per token. Two-sided: what is known too well is pushed away, what is avoided is
+    pulled back. `forget_target_kl` (B,): mean over the answer tokens of the divergence from q, the untouched base
+    model's distribution with the true token as likely as it is to be. It says which tokens give way, where a few could
+    meet the mean, and where the probability goes that is taken away: without it the answers that are left are no
+    language. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
     """
     gap = forget_nll - forget_target_nll.to(forget_nll)
     loss = (gamma * gap**2 + kappa * forget_target_kl).mean()

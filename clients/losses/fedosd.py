@@ -24,6 +24,6 @@ def fedosd(forget_token_log_p: Sequence[Tensor], *, epochs: int = 1, recovery: i
 
     `forget_token_log_p` gives (L_i,) of each record: log p_t of its answer tokens, in nats. The gradient of a token is
     at most 1 in its logit, and vanishes as the token is forgotten. `epochs` and `recovery` are for the server
-    (`strategies.orthogonal`), and no part of the loss.
+    (`strategies.protocols.fedosd`), and no part of the loss.
     """
     return torch.stack([-torch.log1p(-log_p.exp() / 2).mean() for log_p in forget_token_log_p]).mean()

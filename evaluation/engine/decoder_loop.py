@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from evaluation.engine.decoders import Continuations, Decoder, PackedDecoder, RowForward
 from evaluation.engine.models import model_device
+from evaluation.engine.progress import counter
 from evaluation.engine.shared_decoder import SharedDecoder
-from evaluation.engine.watch import counter
 
 SHARING = 4
 """From so many continuations of a prompt on, its keys and values lie in memory once."""

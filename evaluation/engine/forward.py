@@ -15,8 +15,8 @@ from evaluation.engine.architectures import MODES
 from evaluation.engine.backends import AnswerRows, Backend, backend
 from evaluation.engine.models import base_model, decoder_layers, each_module, layer_index, model_device
 from evaluation.engine.packing import PackedBatch
-from evaluation.engine.reading import read_answers
 from evaluation.engine.sequences import TokenSequence
+from evaluation.engine.token_statistics import read_answers
 
 
 def resolve_mode(model: nn.Module, mode: str, max_length: int) -> str:

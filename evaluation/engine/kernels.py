@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evaluation.engine.half import times_transposed
+from evaluation.engine.half_precision_weights import times_transposed
 from evaluation.engine.packing import CausalLayout
 
 HEAD_ROWS = 512

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from evaluation.engine.forward import Scorer
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, model_device, side_by_side, vocabulary_size
 from evaluation.engine.packing import PackedBatch
+from evaluation.engine.progress import counter
 from evaluation.engine.sequences import Scores, TokenSequence
-from evaluation.engine.watch import counter
 
 POOLINGS = ("all", "last", "mean")
 

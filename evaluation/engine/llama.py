@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
-from evaluation.engine.adapted import Adapted, adapted, half_copy
 from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
-from evaluation.engine.half import HALVES, FrozenProduct, multiplies_bfloat16
+from evaluation.engine.half_precision_weights import HALVES, FrozenProduct, multiplies_bfloat16
 from evaluation.engine.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
+from evaluation.engine.lora_linear import Adapted, adapted, half_copy
 from evaluation.engine.models import base_model, each_module
 from evaluation.engine.packing import CausalLayout, Layout, PackedBatch
 

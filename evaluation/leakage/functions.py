@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from evaluation.metrics.rouge import rouge_l
-from evaluation.metrics.words import visible
+from evaluation.metrics.word_matching import visible
 
 
 @dataclass(frozen=True)

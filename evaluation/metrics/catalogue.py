@@ -43,7 +43,7 @@ class Metric:
     least: float | None = 0.0
     most: float | None = 1.0
     whole: bool = False
-    chief: bool = False
+    headline: bool = False
 
     @property
     def title(self) -> str:

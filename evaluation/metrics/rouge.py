@@ -1,7 +1,7 @@
 """ROUGE-1 and ROUGE-L with Porter stemming or without, number for number those of the package rouge-score.
 
-With `any_script` words are those of `evaluation.metrics.words`: equal on English, and meaningful in every script. Which
-texts the published rule can measure at all, `measurable` says.
+With `any_script` words are those of `evaluation.metrics.word_matching`: equal on English, and meaningful in every
+script. Which texts the published rule can measure at all, `measurable` says.
 
 A text becomes a str with one character per stemmed word, so that strings are compared instead of lists of words.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cpdist
 
-from evaluation.metrics.words import visible, words, words_as_written
+from evaluation.metrics.word_matching import visible, words, words_as_written
 
 PAPER, ANY_SCRIPT = "paper", "any_script"
 RULES = (PAPER, ANY_SCRIPT)

@@ -15,7 +15,13 @@ import numpy as np
 
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
-from evaluation.metrics.answer import CONVENTIONS, exact_memorization, extraction_strength, probability, truth_ratio
+from evaluation.metrics.answer_metrics import (
+    CONVENTIONS,
+    exact_memorization,
+    extraction_strength,
+    probability,
+    truth_ratio,
+)
 from evaluation.metrics.rouge import PAPER, RULES, mean_of, note_of, or_none, rouge_by
 
 Log = Mapping[str, Mapping[str, Mapping[str, Any]]]

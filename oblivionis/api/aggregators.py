@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from strategies.client_update import ClientUpdate
-from strategies.factory import build, names
-from strategies.server_step import ServerStep
+from strategies.rules.factory import build, names
+from strategies.rules.server_step import ServerStep
 
 __all__ = ["ClientUpdate", "ServerStep", "build", "names"]

@@ -7,15 +7,15 @@ of that message has the ids of the records to forget under `RECORD_IDS`, those o
 
 from __future__ import annotations
 
-from strategies.buffered import BufferedFedTU
-from strategies.durations import Durations
 from strategies.errors import FederationError, NodeMapError
-from strategies.listener import Listener, Listeners
-from strategies.nodes import NodeMap
-from strategies.options import Options
-from strategies.protocol import PARTITION_ID, RECORD_IDS, REQUEST_IDS
-from strategies.requests import RequestSource
-from strategies.versions import Buffer
+from strategies.message_keys import PARTITION_ID, RECORD_IDS, REQUEST_IDS
+from strategies.rounds.buffered import BufferedFedTU
+from strategies.rounds.callbacks import Listener, Listeners
+from strategies.rounds.model_versions import Buffer
+from strategies.rounds.nodes import NodeMap
+from strategies.rounds.options import Options
+from strategies.rounds.request_source import RequestSource
+from strategies.rounds.simulated_durations import Durations
 
 __all__ = [
     "PARTITION_ID",

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from oblivionis.config import compose as configuration
-from oblivionis.config.own_code import permit_named
+from oblivionis.config.allowed_code import permit_named
+from oblivionis.erasure.schedule import check_requests
 from oblivionis.reports import summary
 from oblivionis.reports.html import run_page
-from oblivionis.requests.schedule import check_requests
 from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.failures import failures
 from oblivionis.runs.progress import Events, for_console
@@ -43,7 +43,7 @@ class Run:
         config = configuration.from_yaml(run.read_config(), run.config_place)
         evaluation = config.evaluation
         metrics = summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
-        return cls(run.path, metrics, tuple(failure.in_words() for failure in failures(run)))
+        return cls(run.path, metrics, tuple(failure.as_text() for failure in failures(run)))
 
 
 def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), *, progress: bool = False) -> Run:

@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from clients.target import LEAST_REFERENCES, never_seen_nll
+from clients.forgetting_target import LEAST_REFERENCES, never_seen_nll
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
-from evaluation.metrics.answer import probability
+from evaluation.metrics.answer_metrics import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
-from evaluation.metrics.words import words
+from evaluation.metrics.word_matching import words
 from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
 from oblivionis import seeds
 from oblivionis.assessment import evaluators, ruler
@@ -33,7 +33,7 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble, assemble_untrained
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
@@ -97,7 +97,7 @@ class Measured:
         ]
 
 
-class Elsewhere(Protocol):
+class RemoteEvaluator(Protocol):
     """Another process that runs some of the evaluators at the same time."""
 
     def begin(self, vector: np.ndarray, *, full: bool) -> frozenset[str]:
@@ -124,7 +124,7 @@ class Assessor:
         config: Config,
         base: np.ndarray | None = None,
         names: Sequence[str] | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteEvaluator | None = None,
     ) -> None:
         self.assembled, self._config, self._corpus = assembled, config, corpus
         self._base = assembled.start if base is None else base
@@ -287,8 +287,9 @@ class Assessor:
 
     def never_seen(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
         """How likely the answers of these training records would be to the model with `vector` had it never seen them,
-        by id: as calibrated forgetting estimates it (`clients.target.never_seen_nll`) from what training has made of
-        records that nobody trains on, and from the untouched base model. Empty without these, or too few of them.
+        by id: as calibrated forgetting estimates it (`clients.forgetting_target.never_seen_nll`) from what training has
+        made of records that nobody trains on, and from the untouched base model. Empty without these, or too few of
+        them.
         """
         sets = (self._corpus.evaluation.get(name, ()) for name in ("reference", "holdout"))
         unseen = next((records for records in sets if len(records) >= LEAST_REFERENCES), None)
@@ -375,7 +376,7 @@ class Assessor:
         adapters.check_vector(vector, self.assembled.flat.manifest)
         with fused_lora(self.assembled.model):
             if self._loaded is None:
-                found, self._unready = self._each_or_failed("look_at_base", self.context, self._new_session())
+                found, self._unready = self._each_or_failed("measure_base", self.context, self._new_session())
                 self.context = replace(self.context, reference_of=found)
             self.assembled.flat.load(vector)
             self._loaded = vector

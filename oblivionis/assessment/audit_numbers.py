@@ -52,7 +52,7 @@ ORDERED = (
 )
 """The first of each pair is never above the second."""
 
-NAMES = frozenset({*OWN, *evaluators.told_by_clients()})
+NAMES = frozenset({*OWN, *evaluators.reported_by_clients()})
 """Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
 
 

@@ -21,7 +21,7 @@ class Context:
     questions: the encoded questions of each set of the corpus, none for plain texts; full: the profile of a stage's
     end, else that after a round; oracle: the retrained model's per-question log; references: what RULER's Lens 1
     compares with; as_base: within it, the model is the untouched base model (None: nobody can make it so);
-    prepared_of, reference_of: what `prepare` and `look_at_base` of each evaluator returned.
+    prepared_of, reference_of: what `prepare` and `measure_base` of each evaluator returned.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Context:
 
     @property
     def reference(self) -> Any:
-        """What the evaluator's own `look_at_base` returned."""
+        """What the evaluator's own `measure_base` returned."""
         return self.reference_of.get(self.name)
 
     def profile(self) -> Profile:

@@ -13,7 +13,7 @@ from evaluation.metrics.rebound import Curve, rebound_metrics
 from oblivionis.assessment.evaluators.rebound import MEASURES, summary_key
 from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Rebound
-from oblivionis.requests.ledger import Request
+from oblivionis.erasure.ledger import Request
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
-from oblivionis.runs.states import read_states, states_path, write_states
+from oblivionis.runs.saved_representations import read_states, states_path, write_states
 
 if TYPE_CHECKING:
     from torch import nn
@@ -155,7 +155,7 @@ class Before:
         return {"base": rank_facts(self.base), "finetuned": rank_facts(self.finetuned), "p_moved": self.p_moved}
 
 
-def look_before(assessor: Embeds, base: Embedded, finetuned: Embedded) -> Before:
+def measure_before(assessor: Embeds, base: Embedded, finetuned: Embedded) -> Before:
     """The diagnostic before unlearning: are the forget records memorised at all? On what either profile asks."""
     assert assessor.ruler_ids is not None
     first, second = (lens_2(e.take(*assessor.ruler_ids)).ranks for e in (base, finetuned))

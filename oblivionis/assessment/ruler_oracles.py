@@ -13,11 +13,11 @@ from oblivionis.assessment.ruler import Embeds, stage_states
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.reuse import differing
-from oblivionis.runs.states import read_states
+from oblivionis.runs.saved_representations import read_states
 
 CONFIDENCE = 0.95
 FREE = ("seed", "evaluation.full")
@@ -45,7 +45,7 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
     seeds = {ours: "this run"}
     found, faults = [], []
     for path in settings.oracles:
-        oracle = seal.opened(Path(path).expanduser())
+        oracle = artifact_binding.opened(Path(path).expanduser())
         summary = oracle.stage_summary("retrain")
         if summary is None:
             faults.append(f"{path} has no finished stage retrain")

@@ -19,8 +19,10 @@ from oblivionis.assessment.audit_numbers import (
     own_names,
 )
 from oblivionis.config.schema import Config, Requests
-from oblivionis.files import json_text
-from oblivionis.requests.judgement import (
+from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.retained_twins import twins_of_requests
+from oblivionis.erasure.verification_records import EVALUATOR, FILE, MOMENTS, exchanges, exchanges_of
+from oblivionis.erasure.verification_rules import (
     ESTIMATED,
     MEAN_LIKELY,
     RETRAINED,
@@ -36,9 +38,7 @@ from oblivionis.requests.judgement import (
     likely_in_mean,
     verdict_against_oracle,
 )
-from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges, exchanges_of
-from oblivionis.requests.ledger import Request
-from oblivionis.requests.twins import twins_of_requests
+from oblivionis.files import json_text
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures
 

@@ -18,18 +18,18 @@ from typing import Any, TypedDict
 import numpy as np
 
 from evaluation.metrics.membership import auc, auc_interval, compared
-from evaluation.metrics.verdict import judge_probability, judge_recall
+from evaluation.metrics.retrained_comparison import judge_probability, judge_recall
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits import attacks as kinds
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 from oblivionis.audits.attacks import NONE
-from oblivionis.audits.battery import Attack, Battery, Row
 from oblivionis.audits.leakage import identity_of
 from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import REJECTED, Ledger
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import checked, parse_json, read_bytes, write_atomic
-from oblivionis.models.corpus import corpus_of
-from oblivionis.requests.ledger import REJECTED, Ledger
-from oblivionis.runs import seal
+from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.failures import one_line
@@ -147,7 +147,7 @@ def attack_run(
         "seconds": {f"{name}.{model}": done.seconds for (name, model), done in found.items()},
         "time": time.time(),
     }
-    seal.measured(run, folder / "results.json", results)
+    artifact_binding.measured(run, folder / "results.json", results)
     return run, folder, results
 
 

@@ -25,9 +25,9 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_prompts
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import MODELS
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory
 
@@ -138,7 +138,7 @@ class Chat:
         `overrides` change the run's own configuration, e.g. `model.device=cpu`. Raises RunError or ChatError when
         `target` is no run directory, a stage is not finished, or the base model is gone or another one.
         """
-        self.run = seal.opened(target)
+        self.run = artifact_binding.opened(target)
         self.stages = _finished(self.run, stages)
         _, first, self.config, _ = find_checkpoint(target, self.stages[0], overrides)
         self.assembled = assemble_for(self.run, self.config)

@@ -32,14 +32,14 @@ from evaluation.leakage.sequential import Decision, SequentialTest
 from evaluation.leakage.summary import Summary, Terms, summarise
 from oblivionis import seeds
 from oblivionis.assessment.assessor import assemble_for
-from oblivionis.audits.target import AuditError, Target, find_target
+from oblivionis.audits.audited_model import AuditError, Target, find_target
 from oblivionis.config.schema import Config
 from oblivionis.data.tokenize import PromptTemplate, encode_prompts
 from oblivionis.files import checked, parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble_untrained
-from oblivionis.models.corpus import corpus_of
-from oblivionis.runs import seal
+from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 ROWS_AT_ONCE = 4096
@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AuditedModel:
     """A model under audit. `identity` says which weights it has; `folder` is where its audit lies by default; `run` is
     the run that made it, None for any other model, and `stage` and `round` say when. `fingerprint` is that of the base
     model, `adapter` the SHA-256 of what was trained on top of it, None without."""
@@ -114,19 +114,19 @@ class Audit:
     seconds: float
 
 
-def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind: str = "leakage") -> Subject:
+def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind: str = "leakage") -> AuditedModel:
     """What `find_target` finds, loaded. `kind` begins its folder's name. Raises OblivionisError."""
     return load_subject(find_target(target, stage, overrides), kind)
 
 
-def load_subject(target: Target, kind: str = "leakage") -> Subject:
+def load_subject(target: Target, kind: str = "leakage") -> AuditedModel:
     """The model of `target`; see `find_subject`."""
     config, fingerprint, checkpoint = target.config, target.fingerprint, target.checkpoint
     if target.run is not None and checkpoint is not None:
         assembled = assemble_for(target.run, config)
         adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
         assembled.flat.load(checkpoint.vector)
-        return Subject(
+        return AuditedModel(
             name=target.name,
             identity=identity_of(config, fingerprint, checkpoint.vector.tobytes()),
             model=assembled.model,
@@ -143,7 +143,7 @@ def load_subject(target: Target, kind: str = "leakage") -> Subject:
         )
     assembled = assemble_untrained(config.model)
     parts = Path(target.name).expanduser().parts
-    return Subject(
+    return AuditedModel(
         name=target.name,
         identity=identity_of(config, fingerprint, b""),
         model=assembled.model,
@@ -169,7 +169,7 @@ def identity_of(config: Config, fingerprint: str, adapter: bytes) -> str:
     return f"{identity}/{settings.quantization}{'-double' if double else ''}"
 
 
-def forget_questions(subject: Subject) -> list[Asked]:
+def forget_questions(subject: AuditedModel) -> list[Asked]:
     """The forget questions of a run. Raises AuditError for a model that no run made, or a run without any."""
     if subject.run is None:
         raise AuditError(f"{subject.name} is no run: name the questions with --questions FILE")
@@ -217,7 +217,7 @@ def leakage_function(
 
 
 def audit_leakage(
-    subject: Subject,
+    subject: AuditedModel,
     questions: Sequence[Asked],
     function: LeakageFunction,
     terms: Terms,
@@ -276,7 +276,7 @@ def audit_leakage(
         written = {"model": subject.adapter, "asked": asked, **_facts(result, sampling)}
         _write_table(result, folder)
         if subject.run is not None and folder == subject.folder:
-            seal.measured(subject.run, folder / "audit.json", written)
+            artifact_binding.measured(subject.run, folder / "audit.json", written)
         else:
             write_json(folder / "audit.json", written)
     except OSError as error:
@@ -285,7 +285,7 @@ def audit_leakage(
 
 
 def _draw(
-    subject: Subject,
+    subject: AuditedModel,
     store: _Store,
     function: LeakageFunction,
     sampling: Sampling,
@@ -340,7 +340,7 @@ def _draw(
 class _Store:
     """The sampled texts of every question, in memory and on disk; texts of other settings are not read."""
 
-    def __init__(self, subject: Subject, questions: Sequence[Asked], sampling: Sampling, folder: Path) -> None:
+    def __init__(self, subject: AuditedModel, questions: Sequence[Asked], sampling: Sampling, folder: Path) -> None:
         self.questions = questions
         self.prompts = encode_prompts([q.prompt for q in questions], subject.tokenizer, subject.template)
         self._check_length(subject, sampling.max_new_tokens)
@@ -376,7 +376,7 @@ class _Store:
             known |= dict(zip(missing, texts, strict=True))
         self.greedy_answers = [known[i] for i in range(len(questions))]
 
-    def _check_length(self, subject: Subject, new_tokens: int) -> None:
+    def _check_length(self, subject: AuditedModel, new_tokens: int) -> None:
         """AuditError where prompt and answer do not fit the model's context."""
         context = getattr(text_config(subject.model), "max_position_embeddings", None)
         long = [

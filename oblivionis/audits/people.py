@@ -27,7 +27,7 @@ from evaluation.wikimem.facts import SAME_MEANING, Embed, Fact, candidates
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import Property, counterfactuals, properties, read_counterfactuals
 from evaluation.wikimem.score import PairScore, score_pair
-from oblivionis.audits.leakage import AuditError, Subject
+from oblivionis.audits.leakage import AuditedModel, AuditError
 from oblivionis.audits.people_outcomes import Person, PersonAudit, PersonFact, Phrasing, person_slug
 from oblivionis.config.problems import did_you_mean
 from oblivionis.data.person_facts import facts_of
@@ -36,7 +36,7 @@ from oblivionis.data.records import Record
 from oblivionis.data.tokenize import whole_text
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import parse_json, read_bytes, write_atomic, write_json
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import package_versions
 from oblivionis.runs.failures import not_measured, reason_of
@@ -90,7 +90,7 @@ def load_embedder(name: str) -> Embed:
         raise AuditError(f"--embedder {name}: {error}") from error
 
 
-def own_facts(subject: Subject, names: Sequence[str] = ()) -> list[Fact]:
+def own_facts(subject: AuditedModel, names: Sequence[str] = ()) -> list[Fact]:
     """What the data of the run that made `subject` say about people: those to forget, then as many others.
 
     The others are spread evenly over the corpus. With `names`, those people instead. Raises AuditError for a model that
@@ -131,7 +131,7 @@ def first_people(facts: Sequence[Fact], count: int | None) -> list[Fact]:
 
 
 def audit_people(
-    subject: Subject,
+    subject: AuditedModel,
     facts: Sequence[Fact],
     settings: Settings,
     folder: Path,
@@ -184,7 +184,7 @@ def audit_people(
 
 
 def _people(
-    subject: Subject,
+    subject: AuditedModel,
     facts: Sequence[Fact],
     known: Sequence[Sequence[_Asked]],
     settings: Settings,
@@ -247,7 +247,7 @@ class _Asked:
 
 
 def _askable(
-    subject: Subject, facts: Sequence[Fact], settings: Settings, records: PersonRecords | None
+    subject: AuditedModel, facts: Sequence[Fact], settings: Settings, records: PersonRecords | None
 ) -> tuple[list[list[_Asked]], tuple[str, ...]]:
     """The facts that can be asked for, by person, and the others in words. AuditError when there is none."""
     values = settings.counterfactuals
@@ -272,7 +272,7 @@ def _askable(
     return list(found.values()), tuple(skipped)
 
 
-def _text(subject: Subject, record: Record) -> str:
+def _text(subject: AuditedModel, record: Record) -> str:
     return whole_text(subject.tokenizer, subject.template, record.question, record.answer)
 
 
@@ -302,7 +302,7 @@ def _inputs(asked: _Asked, about: Sequence[Fact], settings: Settings) -> str:
 
 
 def _score_person(
-    subject: Subject,
+    subject: AuditedModel,
     mine: Sequence[_Asked],
     about: Sequence[Fact],
     settings: Settings,

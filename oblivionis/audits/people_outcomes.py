@@ -268,7 +268,7 @@ def person_slug(name: str) -> str:
     return f"{stem}-{mark}" if stem else mark
 
 
-def in_words(outcome: Outcome | None) -> str:
+def as_text(outcome: Outcome | None) -> str:
     """`8 of 11, z* 3.4`, `0 of 11`, or a dash where nothing is known."""
     if outcome is None:
         return "–"

@@ -41,7 +41,7 @@ def attack(
     find_checkpoint(run, stage, overrides or [])  # a mistake is told before anything heavy is imported
 
     from oblivionis.audits.attack import attack_run
-    from oblivionis.cli.following import following
+    from oblivionis.cli.progress_display import following
     from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate.signing import mark_superseded
     from oblivionis.reports.html import run_page as html_report

@@ -14,7 +14,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
-    from oblivionis.requests.sealed import Opened
+    from oblivionis.erasure.hidden_requests import Opened
 
 certificate_cli = typer.Typer(help="Certify that a deletion request was served, and how well.", no_args_is_help=True)
 
@@ -55,9 +55,9 @@ def create(
     """
     from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate import signing as certificates
-    from oblivionis.runs import seal
+    from oblivionis.runs import artifact_binding
 
-    directory = seal.opened(run)
+    directory = artifact_binding.opened(run)
     with answering(as_json) as answer:
         folder, certificate = certificates.create(directory, _demand(demand, opened or (), node_dir), key, out)
         if out is None:
@@ -111,8 +111,8 @@ def keygen(
 
 def _demand(name: str | None, opened: Sequence[Path], node_dir: Path | None) -> str | list[Opened]:
     """What is to be certified. OblivionisError unless exactly one thing is named."""
-    from oblivionis.audits.opening import open_request
-    from oblivionis.requests.sealed import read_opened
+    from oblivionis.audits.opened_request import open_request
+    from oblivionis.erasure.hidden_requests import read_opened
 
     if (name is None) == (not opened) or (opened and node_dir is not None):
         raise OblivionisError("name what is to be certified: DEMAND, DEMAND with --node-dir DIR, or --opened FILE")

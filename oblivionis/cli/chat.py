@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oblivionis.audits.chat import Chat, ChatError, Decoding, Reply
-from oblivionis.cli.stopping import stopping
+from oblivionis.cli.interrupts import stopping
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import MODELS, SETS

@@ -15,7 +15,7 @@ from oblivionis.errors import OblivionisError
 if TYPE_CHECKING:
     from evaluation.leakage.functions import Asked, LeakageFunction
     from evaluation.leakage.summary import Terms
-    from oblivionis.audits.leakage import Audit, Sampling, Subject
+    from oblivionis.audits.leakage import Audit, AuditedModel, Sampling
 
 
 Target = Annotated[
@@ -110,7 +110,7 @@ def audit_leakage(
     Repeated into the same folder it samples only what is missing, so it may be interrupted or repeated with another
     leakage function or significance. Choose --samples beforehand; to decide by looking, use --stop-at.
     """
-    from oblivionis.audits.target import find_target
+    from oblivionis.audits.audited_model import find_target
     from oblivionis.data.questions import read_questions
 
     asked = None if questions is None else read_questions(questions)
@@ -142,7 +142,7 @@ def audit_leakage(
 
 
 def _audit(
-    subject: Subject,
+    subject: AuditedModel,
     asked: Sequence[Asked],
     judge: LeakageFunction,
     terms: Terms,
@@ -153,7 +153,7 @@ def _audit(
 ) -> Audit:
     """Audit with a bar that tells how far it is, and draw what was found."""
     from oblivionis.audits import leakage as audit
-    from oblivionis.cli.following import following
+    from oblivionis.cli.progress_display import following
     from oblivionis.reports import leakage as leakage_report
     from oblivionis.reports.certificate.signing import mark_superseded
 

@@ -21,17 +21,17 @@ from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
 from oblivionis.cli.deploy import deploy_cli
-from oblivionis.cli.exchange import audit_exchange, audit_training
 from oblivionis.cli.export import export
+from oblivionis.cli.interrupts import leave, signals, stopping
 from oblivionis.cli.leakage import audit_leakage
 from oblivionis.cli.model import model_cli
-from oblivionis.cli.people import audit_person, request_from_audit
+from oblivionis.cli.person_audits import audit_person, request_from_audit
+from oblivionis.cli.replay_audits import audit_exchange, audit_training
 from oblivionis.cli.request import request_cli
-from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.view import view
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
-from oblivionis.config.own_code import allow_code, permit_named, resuming
+from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_mend
 from oblivionis.version import __version__
 
@@ -210,12 +210,12 @@ def simulate(
     told = "quiet" if quiet else "verbose" if verbose else "normal"
     with answering(as_json) as answer:
         run, config = _simulated(arguments, resume, told, allow_code_)
-        from oblivionis.reports import document
+        from oblivionis.reports import json_documents
         from oblivionis.reports import summary as report
         from oblivionis.runs.failures import check_measured
 
         if as_json:
-            answer(document.run_document(run, config))
+            answer(json_documents.run_document(run, config))
         else:
             report.print_summary(run, config, Console(), full=full)
         check_measured(run)
@@ -225,14 +225,14 @@ def _simulated(
     arguments: list[str] | None, resume: Path | None, told: str, code: Path | None
 ) -> tuple[RunDirectory, Config]:
     """Begin a run or go on with one, to its end; `code`: what of its own may be executed then."""
-    from oblivionis.runs import seal
+    from oblivionis.runs import artifact_binding
     from oblivionis.runs.directory import RunDirectory, check_output
 
     console = Console()
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
-        run = seal.opened(resume)
+        run = artifact_binding.opened(resume)
         config = configuration.from_yaml(run.read_config(), run.config_place)
         allow_code(config, code)
     else:
@@ -282,7 +282,7 @@ def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: 
 
 def check_before_run(config: Config, console: Console, *, new: bool) -> None:
     """What needs torch and flwr to be known before a run; mistakes in a configuration are told without them."""
-    from oblivionis.requests.schedule import check_requests
+    from oblivionis.erasure.schedule import check_requests
     from oblivionis.server.preflight import preflight
 
     if new:
@@ -327,23 +327,23 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a run's model anew, or any model on any data, with the full profile, and print its metrics."""
-    from oblivionis.audits.target import is_model
+    from oblivionis.audits.audited_model import is_model
 
     given = [*(overrides or []), *(set_ or [])]
     with answering(as_json) as answer:
         of, title, measured = (_evaluated_model if is_model(target) else _evaluated_run)(target, stage, given)
 
-        from oblivionis.reports import document
+        from oblivionis.reports import json_documents
         from oblivionis.reports import summary as report
         from oblivionis.runs.failures import not_measured, one_line
 
         failed = {name: one_line(reason) for name, reason in measured.report.failed.items()}
         if as_json:
-            metrics, notes = document.with_left_out(measured.metrics, measured.notes), measured.notes
+            metrics, notes = json_documents.with_left_out(measured.metrics, measured.notes), measured.notes
             answer({**of, "metrics": metrics, "notes": notes, "failed": failed})
         else:
             place = of.get("stage", "base")
-            found = document.failed_now(place, of.get("round", 0), failed)
+            found = json_documents.failed_now(place, of.get("round", 0), failed)
             told = report.comparison({place: measured.metrics}, title, failed=found, notes={place: measured.notes})
             Console().print(told.rich())
         if failed:
@@ -357,7 +357,7 @@ def _evaluated_run(target: str, stage: str | None, overrides: list[str]) -> tupl
     find_checkpoint(Path(target), stage, overrides)  # a mistake is told before anything heavy is imported
 
     from oblivionis.assessment.assessor import evaluate_checkpoint
-    from oblivionis.cli.following import following
+    from oblivionis.cli.progress_display import following
     from oblivionis.runs.progress import LineEvents
 
     console = Console()
@@ -370,12 +370,12 @@ def _evaluated_run(target: str, stage: str | None, overrides: list[str]) -> tupl
 
 def _evaluated_model(target: str, stage: str | None, overrides: list[str]) -> tuple[dict[str, Any], str, Measured]:
     """The same of a model that no run made."""
-    from oblivionis.audits.target import find_target
+    from oblivionis.audits.audited_model import find_target
 
     config = find_target(target, stage, overrides).config
 
     from oblivionis.assessment.assessor import evaluate_model
-    from oblivionis.cli.following import following
+    from oblivionis.cli.progress_display import following
 
     with following(Console(), "evaluating"):
         measured = evaluate_model(config)
@@ -417,9 +417,9 @@ def chat(
 
     Questions are typed, piped in (one a line) or given with --question. `/help` lists the commands.
     """
-    from oblivionis.runs import seal
+    from oblivionis.runs import artifact_binding
 
-    file = seal.opened(run).path / "config.yaml"
+    file = artifact_binding.opened(run).path / "config.yaml"
     configuration.compose(file, set_ or [], unlearns=False)  # mistakes, before heavy imports
 
     from oblivionis.audits.chat import Chat, Decoding
@@ -452,7 +452,7 @@ def config_check(arguments: Arguments = None) -> None:
     2)."""
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
-    from oblivionis.requests.schedule import check_requests
+    from oblivionis.erasure.schedule import check_requests
 
     check_requests(config)
     print(f"{experiment}: no problems")
@@ -481,20 +481,20 @@ def data_describe(
     from oblivionis.data.corpora import load_partition
     from oblivionis.data.partition import describe
     from oblivionis.data.subjects import Subjects
-    from oblivionis.models.corpus import corpus_of
-    from oblivionis.reports import data as report
-    from oblivionis.reports import nodes
+    from oblivionis.models.configured_corpus import corpus_of
+    from oblivionis.reports import client_tables
+    from oblivionis.reports import data_description as report
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
     with answering(as_json) as answer:
         if config.data.name == "node" and (subject is not None or subjects):
-            held = nodes.subjects(config)
+            held = client_tables.subjects(config)
             if subject is not None:
                 return _subject(held, subject, answer, as_json)
             return answer(list(held)) if as_json else report.print_subjects(held, Console())
         if config.data.name == "node":
-            return answer(nodes.folders(config)) if as_json else nodes.print_nodes(config, Console())
+            return answer(client_tables.folders(config)) if as_json else client_tables.print_nodes(config, Console())
         corpus = corpus_of(config)
         partition = load_partition(corpus, config)
         if subject is not None:
@@ -512,7 +512,7 @@ def data_describe(
 
 def _subject(subjects: Subjects, name: str, answer: Callable[[Any], None], as_json: bool) -> None:
     """Which clients hold records about somebody, and which records are named alike."""
-    from oblivionis.reports import data as report
+    from oblivionis.reports import data_description as report
 
     found, alike = report.find_subject(subjects, name), subjects.alike(name)
     if as_json:
@@ -526,12 +526,12 @@ def runs_list(
     output: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"), as_json: AsJson = False
 ) -> None:
     """List the runs of a folder with what they did and how far they came."""
-    from oblivionis.reports import document
+    from oblivionis.reports import json_documents
     from oblivionis.reports import summary as report
 
     with answering(as_json) as answer:
         if as_json:
-            answer(document.runs_document(output))
+            answer(json_documents.runs_document(output))
         else:
             report.print_runs(output, Console())
 
@@ -543,7 +543,7 @@ def runs_show(
     as_json: AsJson = False,
 ) -> None:
     """Print a run's outcome, comparison table, sample answers and requests again."""
-    from oblivionis.reports import document
+    from oblivionis.reports import json_documents
     from oblivionis.reports import summary as report
     from oblivionis.runs.directory import RunDirectory
 
@@ -551,7 +551,7 @@ def runs_show(
     config = configuration.from_yaml(directory.read_config(), directory.config_place)
     with answering(as_json) as answer:
         if as_json:
-            answer(document.run_document(directory, config))
+            answer(json_documents.run_document(directory, config))
         else:
             report.print_summary(directory, config, Console(), full=full)
 

@@ -71,7 +71,7 @@ def model_info(
 
     No weight is loaded: also a model that does not fit into this machine can be looked at.
     """
-    from oblivionis.audits.target import find_target, is_model
+    from oblivionis.audits.audited_model import find_target, is_model
     from oblivionis.models.fingerprint import fingerprint_model
 
     name, overrides = split_arguments(arguments)
@@ -82,16 +82,16 @@ def model_info(
         config = configuration.compose(name, overrides)
         fingerprint = fingerprint_model(config.model)
 
-    from oblivionis.models.facts import facts_of
+    from oblivionis.models.model_description import facts_of
 
     facts = facts_of(config.model, fingerprint)
     if as_json:
         print(json.dumps(dataclasses.asdict(facts), ensure_ascii=False, indent=1))
         return
 
-    from oblivionis.models.machine import Machine
+    from oblivionis.models.hardware import Machine
     from oblivionis.reports import summary as report
-    from oblivionis.reports.example import print_example
+    from oblivionis.reports.record_example import print_example
     from oblivionis.server.preflight import estimated, memory_table, summary
 
     machine, console = Machine.here(), Console()

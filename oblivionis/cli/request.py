@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oblivionis.cli import audit_codes
+from oblivionis.cli import audit_exit_codes
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from oblivionis.chain import Checked
-    from oblivionis.requests.node_ledger import NodeRequest
+    from oblivionis.erasure.node_ledger import NodeRequest
 
 _ID_WIDTH = len("20260301-0a1b2c3d")
 
@@ -58,7 +58,7 @@ def submit(
     that come later are not trained on here until `request withdraw`. The request is entered into the node's ledger; the
     server learns of it in the next round of a run with unlearning.requests.policy=nodes.
     """
-    from oblivionis.requests.submitting import submit as enter
+    from oblivionis.erasure.request_submission import submit as enter
 
     made = enter(
         node_dir,
@@ -84,7 +84,7 @@ def withdraw(
 
     The records that it names stay asked for, and are not trained on.
     """
-    from oblivionis.requests.submitting import withdraw as take_back
+    from oblivionis.erasure.request_submission import withdraw as take_back
 
     done, others = take_back(node_dir, request, reason)
     held = len(done.held_back)
@@ -100,8 +100,8 @@ def withdraw(
 @request_cli.command("list")
 def list_requests(node_dir: NodeDir, as_json: AsJson = False) -> None:
     """The requests that were made on this node, and what became of them."""
-    from oblivionis.requests.node_ledger import NodeLedger
-    from oblivionis.requests.submitting import need_folder
+    from oblivionis.erasure.node_ledger import NodeLedger
+    from oblivionis.erasure.request_submission import need_folder
 
     need_folder(node_dir)
     requests = NodeLedger(node_dir).requests()
@@ -130,7 +130,7 @@ def open_request(
 
     Whoever has it knows that this client asked, and for which records. Other requests of the exchange stay sealed.
     """
-    from oblivionis.audits.opening import open_request as opened_request
+    from oblivionis.audits.opened_request import open_request as opened_request
 
     print(json.dumps(opened_request(node_dir, request).to_json(), ensure_ascii=False, indent=1))
 
@@ -153,8 +153,8 @@ def audit(
     code 0 where they are (verified), 1 where they are not, 3 where what was measured cannot tell.
     """
     from oblivionis.client.self_audit import audit_request
-    from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, VERIFIED
-    from oblivionis.requests.submitting import need_folder
+    from oblivionis.erasure.request_submission import need_folder
+    from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_TESTABLE, VERIFIED
 
     need_folder(node_dir)
     with answering(as_json) as answer:
@@ -168,7 +168,7 @@ def audit(
         said = f"not measured: {'; '.join(failed)}; the lines above say why"
         Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
     cannot_tell = bool(failed) or found.outcome in (NOT_TESTABLE, INCONCLUSIVE)
-    audit_codes.end(differs=not cannot_tell and found.outcome != VERIFIED, untested=cannot_tell)
+    audit_exit_codes.end(differs=not cannot_tell and found.outcome != VERIFIED, untested=cannot_tell)
 
 
 @request_cli.command("verify")
@@ -196,8 +196,8 @@ def verify(
     certificate that anybody could have made shows nothing. The audits of a run folder must then also be signed with the
     keys that the nodes' ledgers know.
     """
+    from oblivionis.erasure.ledger_check import check_ledgers, strangers
     from oblivionis.reports.certificate.signing import read_certified
-    from oblivionis.requests.verify import check_ledgers, strangers
 
     certified = [read_certified(file, public_key) for file in certificate or []]
     findings = check_ledgers(places, node_dir or [], certified)
@@ -205,7 +205,7 @@ def verify(
     if doubts := [doubt for told in certified if (doubt := told.untested(findings[0][0]))]:
         untested[findings[0][0].path] = "; ".join(doubts)
     if node_dir and places[0].is_dir():
-        from oblivionis.audits.signatures import foreign_signatures, unknown_signer
+        from oblivionis.audits.audit_signatures import foreign_signatures, unknown_signer
 
         for (checked, faults), node in zip(findings[1:], node_dir, strict=True):
             faults += foreign_signatures(places[0], node)
@@ -219,7 +219,7 @@ def verify(
         said = [f"{checked.path}: {lines}, {verdict}, ends with {checked.head[:12]}…"]
         said += [f"  {text}" for text in (*faults, *filter(None, [untested.get(checked.path)]), *checked.remarks)]
         Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
-    audit_codes.end(differs=any(faults for _, faults in findings), untested=any(untested.values()))
+    audit_exit_codes.end(differs=any(faults for _, faults in findings), untested=any(untested.values()))
 
 
 @request_cli.command("repair")
@@ -230,7 +230,7 @@ def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run fold
     stays beside it, the lines after such a line are linked anew, and a new last line of the ledger says so. A ledger
     that was altered (`request verify`) is not repaired.
     """
-    from oblivionis.requests.repair import repair as mend
+    from oblivionis.erasure.ledger_repair import repair as mend
     from oblivionis.runs.directory import RunDirectory
 
     run = RunDirectory.open(run_dir)

@@ -39,7 +39,7 @@ def view(
     import secrets
     import threading
 
-    from oblivionis.requests.submitting import need_folder
+    from oblivionis.erasure.request_submission import need_folder
     from oblivionis.view import serve
     from oblivionis.view.app import window
     from oblivionis.view.library import Library

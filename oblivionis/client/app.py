@@ -22,20 +22,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 
 from oblivionis import seeds
-from oblivionis.client.guard import Guard, Refused, note_refusal
-from oblivionis.client.rounds import Turn, hidden, take_part
+from oblivionis.client.policy_guard import Guard, Refused, note_refusal
+from oblivionis.client.single_participation import Turn, hidden, take_part
 from oblivionis.config import compose as configuration
+from oblivionis.config.allowed_code import permit_code
 from oblivionis.config.identity import config_hash
-from oblivionis.config.own_code import permit_code
 from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
 from oblivionis.data.twins import content_key
-from oblivionis.errors import ClientError, OblivionisError
-from oblivionis.requests.demands import Demand, DemandError, accept, forget_set, read_demands
-from oblivionis.requests.from_nodes import answer_query
-from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
-from oblivionis.requests.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
-from oblivionis.requests.node_records import (
+from oblivionis.erasure.hidden_requests import MOST_EXCHANGES, Share, give_up, join, sealed_counts, seals
+from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
+from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
+from oblivionis.erasure.node_records import (
     CONFIG_HASH,
     DATA_NODES,
     NODE_DIR,
@@ -48,20 +46,22 @@ from oblivionis.requests.node_records import (
     read_references,
     records_hash,
 )
-from oblivionis.requests.sealed import MOST_EXCHANGES, Share, give_up, join, sealed_counts, seals
-from oblivionis.requests.standing import hold_back
-from strategies import protocol
-from strategies.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma
-from strategies.secure import words
+from oblivionis.erasure.node_request_sources import answer_query
+from oblivionis.erasure.standing_demands import hold_back
+from oblivionis.erasure.unlearn_messages import Demand, DemandError, accept, forget_set, read_demands
+from oblivionis.errors import ClientError, OblivionisError
+from strategies import message_keys
+from strategies.privacy.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma
+from strategies.secure import stage_keys
 from strategies.secure.client import Participant
 from strategies.secure.exchange import difference
 
 if TYPE_CHECKING:
-    from clients.private import Privacy
+    from clients.record_level_dp import Privacy
     from clients.unlearning import UnlearnReport
     from oblivionis.client.worker import Worker
     from oblivionis.data.records import Record
-    from oblivionis.requests.node_folder import NodeFolder
+    from oblivionis.erasure.node_folder import NodeFolder
 
 app = ClientApp()
 log = logging.getLogger("flwr")
@@ -98,7 +98,7 @@ def _confidential(message: Message, context: Context) -> bool:
 
 def _settings(message: Message) -> Mapping[str, Any]:
     """The config of a message, empty where it has none."""
-    return message.content.config_records.get(protocol.CONFIG, ConfigRecord()) if message.has_content() else {}
+    return message.content.config_records.get(message_keys.CONFIG, ConfigRecord()) if message.has_content() else {}
 
 
 def _note_refusal(error: Refused, message: Message, context: Context) -> None:
@@ -131,25 +131,25 @@ def query(message: Message, context: Context) -> Message:
     config = _settings(message)
     guard = Guard.of(context.node_config, client, message.metadata.message_type)
     node = node_folder(context.node_config, config, client)
-    if protocol.LEDGER in config:
+    if message_keys.LEDGER in config:
         if guard is not None:
             guard.count()
         _learn(node.path, config, str(config.get(CONFIG_HASH, "")), client, guard)
-    answer = MetricRecord({protocol.PARTITION_ID: client})
+    answer = MetricRecord({message_keys.PARTITION_ID: client})
     if guard is not None and guard.most_rank is not None:
-        answer[protocol.LORA_RANK] = guard.most_rank
-    sealed = bool(config.get(protocol.SEALED)) or (guard is not None and guard.sealed)
+        answer[message_keys.LORA_RANK] = guard.most_rank
+    sealed = bool(config.get(message_keys.SEALED)) or (guard is not None and guard.sealed)
     held = None
     if config.get("data") == "node":
         found = None if sealed else _records(node)
         held = None if found is None else {record.id for record in found.records}
         told = sealed_counts(node) if found is None else counts(node, found)
-        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = told
-    content = RecordDict({protocol.METRICS: answer})
+        answer[message_keys.NUM_RECORDS], answer[message_keys.LIVE_RECORDS] = told
+    content = RecordDict({message_keys.METRICS: answer})
     audits = guard is None or guard.audits
     requests = answer_query(config, client, node.path, sealed=sealed, audits=audits, held=held)
     if requests is not None:
-        content[protocol.REQUESTS] = requests
+        content[message_keys.REQUESTS] = requests
     return Message(content, reply_to=message)
 
 
@@ -195,18 +195,18 @@ def secure_unmask(message: Message, context: Context) -> Message:
 
 
 def _participant(context: Context) -> Participant:
-    if words.RECORD not in context.state.config_records:
-        context.state[words.RECORD] = ConfigRecord()
-    return Participant(context.state.config_records[words.RECORD], _partition(context))
+    if stage_keys.RECORD not in context.state.config_records:
+        context.state[stage_keys.RECORD] = ConfigRecord()
+    return Participant(context.state.config_records[stage_keys.RECORD], _partition(context))
 
 
 def _asked(message: Message) -> ConfigRecord:
     records = message.content.config_records if message.has_content() else {}
-    return records.get(words.RECORD, ConfigRecord())
+    return records.get(stage_keys.RECORD, ConfigRecord())
 
 
 def _say(message: Message, answer: ConfigRecord) -> Message:
-    return Message(RecordDict({words.RECORD: answer}), reply_to=message)
+    return Message(RecordDict({stage_keys.RECORD: answer}), reply_to=message)
 
 
 @app.train()
@@ -227,13 +227,13 @@ def train(message: Message, context: Context) -> Message:
     task.keep_model()
     excluded = task.rested(excluded, least=0 if task.masks else 1)
     if task.masks and (request is not None or not task.worker.holding(task.client).select(excluded)):
-        return task.reply(task.vector, {protocol.NUM_EXAMPLES: task.counted(0)})
+        return task.reply(task.vector, {message_keys.NUM_EXAMPLES: task.counted(0)})
     vector, report = task.worker.finetune(
         task.client,
         task.vector,
         excluded=excluded,
         epochs=task.number("epochs", task.config.federation.local_epochs),
-        proximal_mu=task.real(protocol.PROXIMAL_MU, 0.0),
+        proximal_mu=task.real(message_keys.PROXIMAL_MU, 0.0),
         seed=task.seed,
         moving=task.moving(),
         privacy=task.privacy(),
@@ -243,10 +243,10 @@ def train(message: Message, context: Context) -> Message:
     return task.reply(
         vector,
         {
-            protocol.NUM_EXAMPLES: task.counted(report.num_examples),
+            message_keys.NUM_EXAMPLES: task.counted(report.num_examples),
             **({} if math.isnan(report.last_loss) else {"train-loss": report.last_loss}),
             "train-seconds": report.seconds,
-            protocol.TRAIN_STEPS: report.steps,
+            message_keys.TRAIN_STEPS: report.steps,
         },
     )
 
@@ -296,8 +296,8 @@ def _unlearn_covered(task: Task) -> Message:
             give_up(task.node.path, share.session, str(error))
         forget, vector, report = set[str](), task.vector, None
     if not forget or report is None:
-        return task.reply(task.vector, {protocol.NUM_EXAMPLES: 0})
-    return task.reply(vector, {protocol.NUM_EXAMPLES: report.num_examples})
+        return task.reply(task.vector, {message_keys.NUM_EXAMPLES: 0})
+    return task.reply(vector, {message_keys.NUM_EXAMPLES: report.num_examples})
 
 
 @app.query("bury")
@@ -308,7 +308,7 @@ def bury(message: Message, context: Context) -> Message:
     record_ids = task.bury()
     live = len(task.worker.holding(task.client).select(task.node.tombstones()))
     task.note(None, requests=task.requests())
-    return task.reply(None, {protocol.NUM_EXAMPLES: len(record_ids), protocol.LIVE_RECORDS: live})
+    return task.reply(None, {message_keys.NUM_EXAMPLES: len(record_ids), message_keys.LIVE_RECORDS: live})
 
 
 @app.evaluate("audit")
@@ -328,7 +328,7 @@ def audit(message: Message, context: Context) -> Message:
     forget = forget_set(demands, held, task.node.buried())
     numbers = node_audit.audit(task.worker, task.client, task.vector, forget, task.withheld(), folder=task.node.path)
     task.note(None, requests=task.requests(), moment=task.text(MOMENT), numbers=numbers)
-    reply = task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
+    reply = task.reply(None, {message_keys.NUM_EXAMPLES: len(forget), **numbers})
     reply.content[SIGNATURE] = task.signed(demands[0].request_id, numbers)
     return reply
 
@@ -341,11 +341,11 @@ class Task:
         from oblivionis.models.fingerprint import fingerprint_model
 
         self._message = message
-        self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
+        self.message_config: ConfigRecord = message.content.config_records[message_keys.CONFIG]
         self.client = _partition(context)
         kind = message.metadata.message_type
         self._began = time.monotonic()
-        self._secure = words.RECORD in message.content.config_records
+        self._secure = stage_keys.RECORD in message.content.config_records
         self._participant = _participant(context)
         self.commitment = ""
         self._packed: ArrayRecord | None = None
@@ -353,7 +353,7 @@ class Task:
         self._guard = Guard.of(context.node_config, self.client, kind)
         self._simulated = self._guard is None and _in_ray()
         if self._guard is not None:
-            self._guard.check_settings(self.text("settings"), self.text(protocol.RUN))
+            self._guard.check_settings(self.text("settings"), self.text(message_keys.RUN))
             self._guard.count()
         self.config, digest = _parse(self.text("settings"))
         if self._guard is not None:
@@ -361,7 +361,7 @@ class Task:
         else:
             permit_code(self.config)
         self._check_secure(kind)
-        if kind != protocol.TRAIN:
+        if kind != message_keys.TRAIN:
             self.demands()
         _learn(self.node.path, self.message_config, digest, self.client, self._guard)
         expected = self.text("fingerprint")
@@ -378,17 +378,17 @@ class Task:
         if self.config.data.name == "node":
             hold_back(self.node, self.worker.hold(self.client, read_node(self.node.path)).records)
         self._seed = seeds.derive(
-            self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
+            self.config.seed, self.text(message_keys.STAGE), self.client, self.number(message_keys.SERVER_ROUND, 0)
         )
         self._turn = self._take_part(kind)
         self.seed = self._turn.seed
 
     def _take_part(self, kind: str) -> Turn:
         """How this client does the work of the message; the same work once only, where its folder is its own."""
-        if self._guard is None or kind not in (protocol.TRAIN, protocol.UNLEARN):
+        if self._guard is None or kind not in (message_keys.TRAIN, message_keys.UNLEARN):
             return Turn(self._seed)
-        place = self.number(protocol.SERVER_ROUND, 0)
-        about = {"run": self.text(protocol.RUN), "stage": self.text(protocol.STAGE), "round": place}
+        place = self.number(message_keys.SERVER_ROUND, 0)
+        about = {"run": self.text(message_keys.RUN), "stage": self.text(message_keys.STAGE), "round": place}
         turn = take_part(self.node.path, self._seed, {"kind": kind, **about}, masked=self._secure)
         if turn.again:
             text = "client %d did the work of round %d before: now by another seed and on half of its records"
@@ -398,7 +398,7 @@ class Task:
     def rested(self, excluded: Collection[str], least: int) -> set[str]:
         """`excluded`, and what the client goes without where it does the same work again; `least`: so many records
         stay. With noise on all that it learned that is nothing: the noise is another one."""
-        if hidden(self.config.privacy.level, self.real(protocol.NOISE_MULTIPLIER, 0.0)):
+        if hidden(self.config.privacy.level, self.real(message_keys.NOISE_MULTIPLIER, 0.0)):
             return set(excluded)
         live = [r.id for r in self.worker.holding(self.client).records if r.id not in excluded]
         return {*excluded, *self._turn.left_out(live, least)}
@@ -406,19 +406,19 @@ class Task:
     def _rank(self) -> int:
         """The rank of the LoRA factors in the message. ClientError for one that the run cannot have."""
         lora = self.config.model.lora
-        rank = self.message_config.get(protocol.LORA_RANK, lora.rank)
+        rank = self.message_config.get(message_keys.LORA_RANK, lora.rank)
         if not isinstance(rank, int) or not 1 <= rank <= lora.rank or (rank != lora.rank and lora.ranks is None):
             raise ClientError(f"client {self.client} was sent LoRA factors of rank {rank!r}, which the run has not")
         return rank
 
     def _check_secure(self, kind: str) -> None:
         """Refuse to send a model by itself where the configuration says that the server sees sums alone."""
-        if kind not in (protocol.TRAIN, protocol.UNLEARN):
+        if kind not in (message_keys.TRAIN, message_keys.UNLEARN):
             return
         terms = self._participant.check(_asked(self._message)) if self._secure else None
         if self._guard is not None:
             self._guard.check_masks(terms)
-            if self._guard.sealed and terms is None and kind == protocol.TRAIN:
+            if self._guard.sealed and terms is None and kind == message_keys.TRAIN:
                 raise Refused(
                     "requests.sealed",
                     f"client {self.client} refuses: what it learned says when records are no more trained on, and its "
@@ -436,7 +436,7 @@ class Task:
     @property
     def covering(self) -> bool:
         """Whether the message also goes to clients that ask for nothing."""
-        return self._secure and bool(self.message_config.get(protocol.COVER))
+        return self._secure and bool(self.message_config.get(message_keys.COVER))
 
     def counted(self, records: int) -> int:
         """The weight of what was trained on so many records: where requests are sealed, of all that there ever were.
@@ -459,7 +459,7 @@ class Task:
     def moving(self) -> np.ndarray | None:
         """Which numbers of the model training may change, (size,), bool; None for all. ClientError for other than a bit
         for each."""
-        bits = self.message_config.get(protocol.MOVING)
+        bits = self.message_config.get(message_keys.MOVING)
         if bits is None:
             return None
         if not isinstance(bits, bytes) or len(bits) != -(-self.vector.size // 8):
@@ -476,7 +476,7 @@ class Task:
             tombstones=self.rested({*self.withheld(), *record_ids}, least=1),
             proximal_mu=0.0,
             seed=self.seed,
-            reference=self.read(protocol.REFERENCE) if protocol.REFERENCE in arrays else None,
+            reference=self.read(message_keys.REFERENCE) if message_keys.REFERENCE in arrays else None,
             own_references=self.own_references(),
             privacy=self.privacy(),
         )
@@ -487,38 +487,38 @@ class Task:
         `excluded`: what was not trained on; None for what was unlearned, of which nothing is kept back: it would be
         what was just to be forgotten.
         """
-        from oblivionis.client.packing import packed
-        from oblivionis.client.residuals import Residuals
+        from oblivionis.client.compression_residuals import Residuals
+        from oblivionis.client.update_encoding import packed
 
         how = self.config.federation.compression
         if how.method == "none" or (excluded is None and not how.unlearning):
             return vector
         kind, kept = self._message.metadata.message_type, None
-        stage = self.text(protocol.STAGE)
+        stage = self.text(message_keys.STAGE)
         once = "/" in stage  # an exchange beside the rounds, a calibration say, that no later one goes on from
         if excluded is not None and how.error_feedback and self._rooted and not once:
             trained = [r for r in self.worker.holding(self.client).identified() if r[0] not in excluded]
             label = f"{stage}/{self.text('exclude')}"
             kept = Residuals(
                 self.node,
-                self.text(protocol.RUN),
+                self.text(message_keys.RUN),
                 label,
                 records_hash(trained),
-                since=self.number(protocol.UNLEARNED_ROUND, 0),
+                since=self.number(message_keys.UNLEARNED_ROUND, 0),
                 current=lambda: self.node.left_by() is None and self.withheld() <= set(excluded),
             )
-        place = self.number(protocol.SERVER_ROUND, 0)
+        place = self.number(message_keys.SERVER_ROUND, 0)
         self._packed, model = packed(how, self.vector, vector, seeds.derive(self.seed, kind), kept, place)
         return model
 
     def join(self) -> Share | None:
         """This node's share in a cover exchange: its sealed requests; None where the server names them."""
-        if protocol.REQUEST_IDS in self.message_config or not (self._rooted and seals(self.config)):
+        if message_keys.REQUEST_IDS in self.message_config or not (self._rooted and seals(self.config)):
             return None
         held = [record.id for record in self.worker.holding(self.client).records]
         most = MOST_EXCHANGES if self._guard is None else self._guard.most_exchanges
         session = self._participant.terms.session
-        return join(self.node.path, self.text(protocol.RUN), session, self.client, held=held, most_exchanges=most)
+        return join(self.node.path, self.text(message_keys.RUN), session, self.client, held=held, most_exchanges=most)
 
     def keep_model(self, share: Share | None = None) -> None:
         """Keep the received model where requests are sealed: only by it can this node measure what was forgotten."""
@@ -526,8 +526,8 @@ class Task:
             return
         from oblivionis.client.self_audit import Kept, keep_model
 
-        place = self.text(protocol.STAGE), self.number(protocol.SERVER_ROUND, 0)
-        about = Kept(self.text(protocol.RUN), *place, self.text("settings"), self.text("fingerprint"))
+        place = self.text(message_keys.STAGE), self.number(message_keys.SERVER_ROUND, 0)
+        about = Kept(self.text(message_keys.RUN), *place, self.text("settings"), self.text("fingerprint"))
         keep_model(self.node.path, self.vector, about)
         if share is not None:
             keep_model(self.node.path, self.vector, about, share.session)
@@ -541,11 +541,11 @@ class Task:
     @property
     def vector(self) -> np.ndarray:
         """The global model that the server sent."""
-        return self.read(protocol.ARRAYS)
+        return self.read(message_keys.ARRAYS)
 
     def read(self, record: str) -> np.ndarray:
         """The flat parameters in an ArrayRecord of the message."""
-        return np.array(self._message.content.array_records[record][protocol.ADAPTER].numpy(), dtype=np.float32)
+        return np.array(self._message.content.array_records[record][message_keys.ADAPTER].numpy(), dtype=np.float32)
 
     def bury(self) -> set[str]:
         """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
@@ -568,12 +568,12 @@ class Task:
         A simulated client takes its noise from the run's seed; any other one from its own machine, for whoever knows
         the seed could take the noise away again.
         """
-        from clients.private import Privacy
+        from clients.record_level_dp import Privacy
 
         wanted = self.config.privacy
         if wanted.level != "record":
             return None
-        multiplier = self.real(protocol.NOISE_MULTIPLIER, 0.0)
+        multiplier = self.real(message_keys.NOISE_MULTIPLIER, 0.0)
         if not multiplier > 0 or wanted.clipping_norm is None:
             raise ClientError(
                 f"client {self.client} is to hide its records, and the server's message does not say by how much noise"
@@ -584,7 +584,7 @@ class Task:
 
     def demands(self) -> tuple[Demand, ...]:
         """What the message asks to bury or to audit. DemandError; Refused for what nobody asked for here."""
-        if self.covering and protocol.REQUEST_IDS not in self.message_config:
+        if self.covering and message_keys.REQUEST_IDS not in self.message_config:
             return ()  # an exchange that goes to others, too, names none; sealed ones come by `join`
         demands = read_demands(self.message_config)
         if self._guard is not None:
@@ -617,11 +617,15 @@ class Task:
             EXCHANGED,
             None,
             kind=self._message.metadata.message_type,
-            run=self.text(protocol.RUN),
+            run=self.text(message_keys.RUN),
             client=self.client,
-            stage=self.text(protocol.STAGE),
-            round=self.number(protocol.SERVER_ROUND, 0),
-            **({"before": vector_hash(self.vector)} if protocol.ARRAYS in self._message.content.array_records else {}),
+            stage=self.text(message_keys.STAGE),
+            round=self.number(message_keys.SERVER_ROUND, 0),
+            **(
+                {"before": vector_hash(self.vector)}
+                if message_keys.ARRAYS in self._message.content.array_records
+                else {}
+            ),
             **({} if vector is None else {"after": vector_hash(vector)}),
             tombstones=len(self.node.tombstone_lines()),
             **{
@@ -641,9 +645,9 @@ class Task:
 
         key = audit_key(self.node.path)
         facts = {
-            "run": self.text(protocol.RUN),
-            "stage": self.text(protocol.STAGE),
-            "round": self.number(protocol.SERVER_ROUND, 0),
+            "run": self.text(message_keys.RUN),
+            "stage": self.text(message_keys.STAGE),
+            "round": self.number(message_keys.SERVER_ROUND, 0),
             "model": vector_hash(self.vector),
         }
         body = audit_bytes(request, self.client, self.text(MOMENT), numbers, facts)
@@ -678,9 +682,9 @@ class Task:
         if self._secure:
             assert vector is not None, "no secure sum without a model"
             return self._masked(vector, metrics)
-        content = RecordDict({protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client})})
+        content = RecordDict({message_keys.METRICS: MetricRecord({**metrics, message_keys.PARTITION_ID: self.client})})
         if vector is not None:
-            content[protocol.ARRAYS] = self._packed or ArrayRecord({protocol.ADAPTER: Array(vector)})
+            content[message_keys.ARRAYS] = self._packed or ArrayRecord({message_keys.ADAPTER: Array(vector)})
         return Message(content, reply_to=self._message)
 
     def _noised(self, update: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -691,7 +695,7 @@ class Task:
         terms, wanted = self._participant.terms, self.config.privacy
         if wanted.level != "client":
             return update, None
-        multiplier = self.real(protocol.NOISE_MULTIPLIER, 0.0)
+        multiplier = self.real(message_keys.NOISE_MULTIPLIER, 0.0)
         moves = wanted.clipping == "adaptive"
         known = (wanted.noise_multiplier or multiplier, terms.norm if moves else wanted.clipping_norm)
         if not multiplier > 0 or known != (multiplier, terms.norm) or not terms.norm > 0 or terms.names:
@@ -710,7 +714,7 @@ class Task:
 
     def _masked(self, vector: np.ndarray, metrics: Mapping[str, int | float]) -> Message:
         asked = _asked(self._message)
-        weight = int(metrics[protocol.NUM_EXAMPLES])
+        weight = int(metrics[message_keys.NUM_EXAMPLES])
         terms = self._participant.terms
         if terms.one_each:
             weight = min(weight, 1)
@@ -718,7 +722,7 @@ class Task:
         update, noise = self._noised(difference(vector, self.vector))
         answer = self._participant.masked(asked, update, weight, tallies, noise)
         if self.commitment:
-            answer[words.COMMITMENT] = self.commitment
+            answer[stage_keys.COMMITMENT] = self.commitment
         if self.covering:
             time.sleep(max(0.0, self.config.unlearning.cover_seconds - (time.monotonic() - self._began)))
         return _say(self._message, answer)
@@ -752,7 +756,7 @@ def _learn(folder: Path, config: Mapping[str, Any], digest: str, client: int, gu
 
     Folders that simulated runs share (`data.nodes`) see runs of one name and several configurations: these are noted.
     """
-    run = str(config.get(protocol.RUN, ""))
+    run = str(config.get(message_keys.RUN, ""))
     if run and digest and (guard is not None or _has_folder(config)):
         strict = guard is not None or not config.get(DATA_NODES)
         known = NodeLedger(folder).learn(run, digest, client, strict=strict)

@@ -24,21 +24,21 @@ from oblivionis.assessment.audit_numbers import (
 )
 from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.client.audit import audit
-from oblivionis.client.guard import Guard
 from oblivionis.client.policy import read_policy
+from oblivionis.client.policy_guard import Guard
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.hidden_requests import Opened, open_commitment, unsettled_sessions
+from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.node_records import read_node
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json
 from oblivionis.models.fingerprint import fingerprint_model
-from oblivionis.requests.judgement import VERIFIED, Judgement
-from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.requests.node_records import read_node
-from oblivionis.requests.sealed import Opened, open_commitment, unsettled_sessions
 from oblivionis.runs.directory import Checkpoint, read_checkpoint, vector_hash
-from strategies import protocol
+from strategies import message_keys
 
 FOLDER, LATEST = "models", "latest.safetensors"
 """Where a node keeps models, and the newest of them."""
@@ -157,7 +157,7 @@ def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[st
 def _worker(folder: Path, client: int, info: Mapping[str, Any]) -> Worker:
     """What measures with the configuration that came with a model, within the node's own policy."""
     config = configuration.from_yaml(info["settings"])
-    guard = Guard(read_policy(folder), folder, client, protocol.AUDIT)
+    guard = Guard(read_policy(folder), folder, client, message_keys.AUDIT)
     guard.check_settings(info["settings"], info["run"])
     config = guard.permitted(config, {"fingerprint": info["fingerprint"]})
     actual = fingerprint_model(config.model)

@@ -16,27 +16,27 @@ import torch
 
 from clients import losses
 from clients.entropy import Entropy
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
+from clients.forgetting_target import Estimator, Target
 from clients.optimisation import BETAS, Ball
-from clients.private import Privacy, train_privately, unlearn_privately
-from clients.target import Estimator, Target
+from clients.record_level_dp import Privacy, train_privately, unlearn_privately
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
 from oblivionis.config.schema import Config
-from oblivionis.data import alternatives, idk
+from oblivionis.data import alternative_answers, idk_answers
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.data.twins import with_twins
+from oblivionis.erasure.node_records import NodeRecords
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble, of_rank, refitted
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.random_model import expected_distance
-from oblivionis.requests.node_records import NodeRecords
-from strategies import protocol
+from strategies import message_keys
 
 _RESIDENT_PARTITIONS = 64
 
@@ -92,7 +92,7 @@ class Worker:
     @cached_property
     def _perturbed(self) -> dict[str, tuple[str, ...]]:
         """Wrong answers by record id, of the corpus."""
-        return alternatives.perturbed_answers(self.corpus)
+        return alternative_answers.perturbed_answers(self.corpus)
 
     def holding(self, client: int) -> Holding:
         """The records of `client`, tokenised; the most recently used clients stay in memory."""
@@ -268,13 +268,13 @@ class Worker:
         unlearning = self.config.unlearning
         if unlearning.alternatives.source == "idk":
             file = unlearning.alternatives.idk
-            sentences = idk.read_sentences(Path(file).expanduser()) if file else idk.SENTENCES
+            sentences = idk_answers.read_sentences(Path(file).expanduser()) if file else idk_answers.SENTENCES
             choices = dict.fromkeys(wanted, sentences)
         else:
             choices = {r.id: r.perturbed_answers or self._perturbed.get(r.id, ()) for r in records}
             if without := [r.id for r in records if not choices[r.id]]:
-                raise ClientError(f"client {client}: {alternatives.lacking(unlearning.method, without)}")
-        drawn = [alternatives.drawn(choices[r.id], seed, r.id, unlearning.epochs) for r in records]
+                raise ClientError(f"client {client}: {alternative_answers.lacking(unlearning.method, without)}")
+        drawn = [alternative_answers.drawn(choices[r.id], seed, r.id, unlearning.epochs) for r in records]
         encoded = encode_pairs(
             [(r.question, answer) for r, answers in zip(records, drawn, strict=True) for answer in answers],
             self.assembled.tokenizer,
@@ -329,7 +329,7 @@ class Worker:
 def told_of(report: UnlearnReport) -> dict[str, float]:
     """The numbers that a client tells of its unlearning beside the model; what it did not measure is left out."""
     found = {
-        protocol.NUM_EXAMPLES: report.num_examples,
+        message_keys.NUM_EXAMPLES: report.num_examples,
         "unlearn-steps": report.steps,
         "unlearn-loss": report.last_loss,
         "forget-nll-before": report.first_forget_nll,

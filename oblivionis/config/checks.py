@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from oblivionis import row_files
-from oblivionis.config import declared, late_checks, methods
+from oblivionis.config import extension_traits, late_client_checks, method_traits
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import OWN_RECORDS, STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
@@ -235,7 +235,7 @@ def _compression(config: Config) -> Iterator[Problem]:
 @_reads("model.lora.aggregation", "strategy.name")
 def _own_rule(config: Config) -> Iterator[Problem]:
     name, aggregation = config.strategy.name, config.model.lora.aggregation
-    if aggregation == "product" and not declared.code("strategy", name).literals.get("TAKES_MEAN", True):
+    if aggregation == "product" and not extension_traits.code("strategy", name).literals.get("TAKES_MEAN", True):
         message = f"{name} combines the clients' numbers by a rule of its own, not by the mean of LoRA's products"
         yield Problem("model.lora.aggregation", message, "factors or freeze_a", "or choose another strategy")
 
@@ -252,7 +252,7 @@ def _secure(config: Config) -> Iterator[Problem]:
             yield Problem(f"unlearning.{name}", message, "0", f"or set {key}.enabled=true")
         return
     sums = "the server learns the clients' sum alone"
-    if not declared.code("strategy", config.strategy.name).literals.get("TAKES_MEAN", True):
+    if not extension_traits.code("strategy", config.strategy.name).literals.get("TAKES_MEAN", True):
         message = f"{config.strategy.name} compares single clients' models, and {sums}"
         yield Problem("strategy", message, "an aggregator of the weighted mean, or secure aggregation off")
     if config.model.lora.aggregation == "product":
@@ -293,7 +293,7 @@ def _terms_fault(secure: SecureAggregation, clients: int) -> str:
 @_reads("strategy", "federation.clients")
 def _enough_clients(config: Config) -> Iterator[Problem]:
     """An aggregator that needs the answers of more clients in a round than there are."""
-    literals, params = declared.code("strategy", config.strategy.name).literals, config.strategy.params
+    literals, params = extension_traits.code("strategy", config.strategy.name).literals, config.strategy.params
     least = aggregator_needs(literals.get("LEAST", {}), params)
     if least > config.federation.clients:
         settings = ", ".join(f"{key}={value}" for key, value in params.items())
@@ -355,19 +355,21 @@ def _template_arguments(config: Config) -> Iterator[Problem]:
 def _unlearning_options(config: Config) -> Iterator[Problem]:
     """Options that the method would not look at."""
     unlearning = config.unlearning
-    if unlearning.retain_loss != "nll" and not methods.has_retain_choice(unlearning.method):
+    if unlearning.retain_loss != "nll" and not method_traits.has_retain_choice(unlearning.method):
         message = f"{unlearning.method} has no retain term to choose"
-        expected = f"nll, or one of the methods {', '.join(methods.with_retain_choice())}"
+        expected = f"nll, or one of the methods {', '.join(method_traits.with_retain_choice())}"
         yield Problem("unlearning.retain_loss", message, expected)
     entropy = unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
-    seen = methods.sees_forget_likelihood(unlearning.method) or (entropy and methods.is_loss(unlearning.method))
+    seen = method_traits.sees_forget_likelihood(unlearning.method) or (
+        entropy and method_traits.is_loss(unlearning.method)
+    )
     if unlearning.forget_nll_limit is not None and not seen:
         message = f"{unlearning.method} does not look at the likelihood of forget records"
         yield Problem("unlearning.forget_nll_limit", message, "null")
-    if unlearning.target is None and methods.needs_target(unlearning.method):
+    if unlearning.target is None and method_traits.needs_target(unlearning.method):
         message = f"{unlearning.method} forgets each record up to a target"
         yield Problem("unlearning.target", message, "oracle_estimate")
-    if unlearning.target is not None and not methods.is_loss(unlearning.method):
+    if unlearning.target is not None and not method_traits.is_loss(unlearning.method):
         message = f"{unlearning.method} minimises no loss on the records to forget"
         yield Problem("unlearning.target", message, "null, or another unlearning method")
     if unlearning.again and unlearning.target is None:
@@ -375,7 +377,7 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
     elif unlearning.again and unlearning.merge == "mean":
         message = "clients that only look again (unlearning.again) would count in the mean, and what is unlearned less"
         yield Problem("unlearning.merge", message, "sum", "or set unlearning.again=0")
-    if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
+    if unlearning.requests.scope == "client" and method_traits.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
 
@@ -384,7 +386,7 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
 def _copy(config: Config) -> Iterator[Problem]:
     """Options that go by what updates do to the forget records, of a method that learns these on a copy."""
     unlearning = config.unlearning
-    if not methods.trains_copy(unlearning.method):
+    if not method_traits.trains_copy(unlearning.method):
         return
     message = f"{unlearning.method} learns the records to forget on a copy, and goes back in the end"
     if unlearning.entropy.forget or unlearning.entropy.retain:
@@ -402,9 +404,9 @@ def _rectified(config: Config) -> Iterator[Problem]:
     unlearning, key = config.unlearning, "unlearning.rectify.enabled"
     if not unlearning.rectify.enabled:
         return
-    if not methods.is_loss(unlearning.method):
+    if not method_traits.is_loss(unlearning.method):
         yield Problem(key, f"{unlearning.method} minimises no loss on the records to forget", "false")
-    elif not methods.sees_forget_records(unlearning.method):
+    elif not method_traits.sees_forget_records(unlearning.method):
         yield Problem(key, f"{unlearning.method} has no gradient of forget records to rectify", "false")
     if unlearning.requests.scope == "client":
         message = "a client that leaves has no retain records, against which the gradient is rectified"
@@ -421,8 +423,8 @@ def _rectified(config: Config) -> Iterator[Problem]:
 def _alternatives(config: Config) -> Iterator[Problem]:
     """Other answers that the method would not look at, or that there cannot be."""
     method, given, key = config.unlearning.method, config.unlearning.alternatives, "unlearning.alternatives"
-    known = ", ".join(methods.with_alternatives())
-    if not methods.needs_alternatives(method):
+    known = ", ".join(method_traits.with_alternatives())
+    if not method_traits.needs_alternatives(method):
         if given.idk is not None or given.source != "idk":
             name = "idk" if given.idk is not None else "source"
             message = f"{method} learns no other answers in the place of what is to be forgotten"
@@ -801,7 +803,7 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
     """What the methods that go by the clients' updates ask of other keys."""
     unlearning = config.unlearning
     method, updates, entropy = unlearning.method, unlearning.updates, unlearning.entropy
-    needed = methods.updates(method)
+    needed = method_traits.updates(method)
     if needed is None:
         return
     if "local" in config.stages:
@@ -817,7 +819,7 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
     if needed == "newest" and updates.keep is not None and 0 < updates.keep < least:
         message = f"{method} needs the newest round of every checkpoint that a run may continue from"
         yield Problem("unlearning.updates.keep", message, f"null or at least federation.keep_checkpoints={least}")
-    if not methods.is_loss(method) and (entropy.forget or entropy.retain):
+    if not method_traits.is_loss(method) and (entropy.forget or entropy.retain):
         message = f"{method} trains on nothing that is to be forgotten"
         yield Problem("unlearning.entropy", message, "weights of 0")
 
@@ -826,7 +828,7 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
 def _served_by_server(config: Config) -> Iterator[Problem]:
     """What does not go with a method by which the server changes the model itself, without clients' updates."""
     unlearning, method = config.unlearning, config.unlearning.method
-    if methods.is_loss(method) or methods.updates(method) is not None:
+    if method_traits.is_loss(method) or method_traits.updates(method) is not None:
         return
     if "local" in config.stages:
         message = f"{method} needs other clients, and the stage local has none"
@@ -851,7 +853,7 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
 def _others(config: Config) -> Iterator[Problem]:
     """What does not go with a method for which the clients that do not unlearn train, too."""
     method = config.unlearning.method
-    if not (methods.asks_others(method) and methods.is_loss(method)):
+    if not (method_traits.asks_others(method) and method_traits.is_loss(method)):
         return
     if "local" in config.stages:
         message = f"{method} needs other clients, and the stage local has none"
@@ -972,10 +974,10 @@ def _client_privacy(config: Config) -> Iterator[Problem]:
     if config.privacy.level != "client":
         return
     name, unlearning = config.strategy.name, config.unlearning
-    if declared.code("strategy", name).literals.get("SINGLE_UPDATES"):
+    if extension_traits.code("strategy", name).literals.get("SINGLE_UPDATES"):
         message = f"{name} compares single clients' updates, and with privacy.level=client gets one noised mean of them"
         yield Problem("strategy.name", message, "fedavg, fedprox, fedavgm, fedadam, fedyogi or fedadagrad")
-    if "unlearn" in config.stages and methods.updates(unlearning.method) is not None:
+    if "unlearn" in config.stages and method_traits.updates(unlearning.method) is not None:
         message = f"{unlearning.method} goes by single clients' models, which privacy.level=client keeps from leaving"
         yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
     elif unlearning.updates.keep:
@@ -992,9 +994,11 @@ def _record_privacy(config: Config) -> Iterator[Problem]:
     if config.privacy.level != "record" or "unlearn" not in config.stages:
         return
     unlearning = config.unlearning
-    if not methods.is_per_record(unlearning.method):
-        message = f"{methods.label(unlearning.method)} is no sum of terms about one record each, which could be clipped"
-        yield Problem("unlearning.method", message, f"one of {', '.join(methods.per_record())}")
+    if not method_traits.is_per_record(unlearning.method):
+        message = (
+            f"{method_traits.label(unlearning.method)} is no sum of terms about one record each, which could be clipped"
+        )
+        yield Problem("unlearning.method", message, f"one of {', '.join(method_traits.per_record())}")
     if unlearning.entropy.forget or unlearning.entropy.retain:
         message = "the entropy term is not clipped record by record"
         yield Problem("unlearning.entropy", message, "weights of 0", "or set privacy=none")
@@ -1019,4 +1023,7 @@ def _local_privacy(config: Config) -> Iterator[Problem]:
         yield Problem("stages", message, "stages without local", "or set privacy=none")
 
 
-CHECKS += [(late_checks.READS, late_checks.late_clients), (late_checks.READS, late_checks.asynchronous)]
+CHECKS += [
+    (late_client_checks.READS, late_client_checks.late_clients),
+    (late_client_checks.READS, late_client_checks.asynchronous),
+]

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clients.own_code import code_hash
-from oblivionis.config import declared, former
+from oblivionis.config import extension_traits, renamed_keys
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.checks import REFERENCES, cross_checks
 from oblivionis.config.layers import (
@@ -71,7 +71,7 @@ class Parameters:
 
     owner: str
     defaults: Mapping[str, Any]
-    code: declared.CodeFile
+    code: extension_traits.CodeFile
 
 
 def compose(
@@ -130,7 +130,7 @@ def _group_values(
     named, _ = stored.pop(selector(group), (name, ""))
     own = None
     if group in PARAMETRISED and not problem:
-        own = Parameters(name, _params_of(group, stored), declared.code(group, named))
+        own = Parameters(name, _params_of(group, stored), extension_traits.code(group, named))
     own_layers: list[Values] = []
     idle: list[Block] = []
     for layer in before:
@@ -143,7 +143,7 @@ def _group_values(
     idle += [block for block in blocks if block[1] not in names]
     given: Values = {}
     for layer_values in [*own_layers, last.of(group)]:
-        today, more = former.current(layer_values, name, own and own.defaults)
+        today, more = renamed_keys.current(layer_values, name, own and own.defaults)
         problems += more
         given |= today
     chosen_at = next((c[1] for layer in reversed(layers) if (c := layer.choice(group))), "")
@@ -178,7 +178,7 @@ def _idle_problems(idle: Sequence[Block]) -> list[Problem]:
     problems: list[Problem] = []
     for group, name, block in idle:
         own = parameters(group, name) if group in PARAMETRISED else None
-        block, more = former.current(block, name, own and own.defaults)
+        block, more = renamed_keys.current(block, name, own and own.defaults)
         problems += more
         problems += _checked(block, {group: own} if own else {})[2]
     return problems
@@ -195,7 +195,9 @@ def parameters(group: str, name: str) -> Parameters | None:
     if not _is_choice(group, name):
         return None
     stored, _ = _group_file(group, name)
-    return Parameters(name, _params_of(group, stored), declared.code(group, stored.get(selector(group), (name, ""))[0]))
+    return Parameters(
+        name, _params_of(group, stored), extension_traits.code(group, stored.get(selector(group), (name, ""))[0])
+    )
 
 
 def to_yaml(config: Config) -> str:
@@ -230,7 +232,7 @@ def from_yaml(text: str, place: str = "configuration") -> Config:
         if own is not None:
             known[group] = own
         if group == "strategy":
-            layer.values, more = former.current(layer.values, name, own and own.defaults)
+            layer.values, more = renamed_keys.current(layer.values, name, own and own.defaults)
             problems += more
     for group in GROUPS:
         chosen = layer.choice(group)
@@ -335,12 +337,12 @@ def _blocks(nested: Any, places: Mapping[str, str]) -> tuple[list[tuple[str, str
 
 def _is_choice(group: str, name: str) -> bool:
     """Whether `conf/` has that choice of a group, or the name is the path of a loss of the user's own."""
-    return name in list_choices()[group] or (group == "unlearning" and declared.own_loss(name) is not None)
+    return name in list_choices()[group] or (group == "unlearning" and extension_traits.own_loss(name) is not None)
 
 
 def _unread(group: str, name: str, values: Values) -> Parameters | None:
     """The given parameters of a loss of the user's own, whose file may lie on another machine; else None."""
-    return Parameters(name, _params_of(group, values), declared.CodeFile()) if _is_choice(group, name) else None
+    return Parameters(name, _params_of(group, values), extension_traits.CodeFile()) if _is_choice(group, name) else None
 
 
 def _unknown_choice(group: str, name: str, where: str) -> Problem:
@@ -371,8 +373,8 @@ def _group_file(group: str, name: str) -> tuple[Values, list[Problem]]:
 
     Of a loss of the user's own: its absolute path as the method, the hash of its file, and its defaults.
     """
-    if group == "unlearning" and (file := declared.own_loss(name)) is not None:
-        keywords, place = declared.code(group, name).keywords, display(file)
+    if group == "unlearning" and (file := extension_traits.own_loss(name)) is not None:
+        keywords, place = extension_traits.code(group, name).keywords, display(file)
         stored = {f"{group}.params.{key}": (value, place) for key, value in keywords.items() if value is not ...}
         with suppress(ValueError):  # that it cannot be read is told of with what it declares
             stored[f"{group}.code"] = (code_hash(file), place)
@@ -455,7 +457,7 @@ def _build(good: Mapping[str, Any]) -> Config:
     tree = tree_of(good)
     for section, kind in brought().items():
         own = tree.get(section, {})
-        more = {name: {**values, **own.pop(name, {})} for name, values in declared.defaults(kind).items()}
+        more = {name: {**values, **own.pop(name, {})} for name, values in extension_traits.defaults(kind).items()}
         tree[section] = {**own, "more": more}
     return instance(Config, tree)
 

@@ -2,7 +2,8 @@
 
 The dataclasses below are the one place where a key is declared. `oblivionis.config` composes YAML files and overrides
 into a `Config` and checks them against this file; `docs/reference/configuration.md` is generated from it. Only what a
-loss, an aggregator, an evaluator or an attack brings itself is declared in its own files: `oblivionis.config.declared`.
+loss, an aggregator, an evaluator or an attack brings itself is declared in its own files:
+`oblivionis.config.extension_traits`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from oblivionis.config import declared
+from oblivionis.config import extension_traits
 from oblivionis.config.limits import about
-from strategies.shares import floor_of
+from strategies.exact_shares import floor_of
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
 TABLES = {
@@ -30,7 +31,7 @@ TEXTS = ("muse_news", "muse_books", "muse_tiny", "rwku", "wmdp_bio", "wmdp_cyber
 OWN_RECORDS = ("records", "jsonl")
 """Your own records; the second name is from when they were JSON lines alone."""
 MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
-ATTACKS = tuple(declared.attacks())
+ATTACKS = tuple(extension_traits.attacks())
 CERTIFIED = ("rouge", "leakage", "mean_rank", "oracle", "attacks")
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
 ALL_LINEAR = "all-linear"
@@ -1021,7 +1022,7 @@ class Evaluation:
         default=3, metadata=about("Answers shown side by side at the end.", at_least=0, at_most=100)
     )
     more: dict[str, dict[str, Any]] = field(
-        default_factory=lambda: declared.defaults("evaluator"), metadata={"brought": "evaluator"}
+        default_factory=lambda: extension_traits.defaults("evaluator"), metadata={"brought": "evaluator"}
     )
     """By name, what `conf/evaluator/<name>.yaml` has; set as `evaluation.<name>.<key>`."""
 
@@ -1095,7 +1096,7 @@ class Attack:
         ),
     )
     more: dict[str, dict[str, Any]] = field(
-        default_factory=lambda: declared.defaults("attack"), metadata={"brought": "attack"}
+        default_factory=lambda: extension_traits.defaults("attack"), metadata={"brought": "attack"}
     )
     """By name, what `conf/attack/<name>.yaml` has; set as `attack.<name>.<key>`."""
 

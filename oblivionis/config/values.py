@@ -9,8 +9,8 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from oblivionis.config import declared
-from oblivionis.config.declared import Limit
+from oblivionis.config import extension_traits
+from oblivionis.config.extension_traits import Limit
 from oblivionis.config.limits import About
 from oblivionis.config.problems import Problem, did_you_mean, nearest
 from oblivionis.config.schema import Config
@@ -45,7 +45,7 @@ def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
         if dataclasses.is_dataclass(hints[field.name]):
             yield from sections(hints[field.name], path)
         elif "brought" in field.metadata:
-            for name, own in declared.settings(field.metadata["brought"]).items():
+            for name, own in extension_traits.settings(field.metadata["brought"]).items():
                 yield f"{prefix}.{name}", own.code.summary
 
 
@@ -59,10 +59,10 @@ def brought() -> dict[str, str]:
 
 def brought_problems() -> list[Problem]:
     """What is wrong with the files of evaluators and attacks, whatever the configuration."""
-    found = declared.problems()
+    found = extension_traits.problems()
     for section, kind in brought().items():
         cls = typing.get_type_hints(Config)[section]
-        for name in {field.name for field in dataclasses.fields(cls)} & declared.settings(kind).keys():
+        for name in {field.name for field in dataclasses.fields(cls)} & extension_traits.settings(kind).keys():
             message = f"{section}.{name} is a key of the schema already"
             found.append(Problem(f"conf/{kind}/{name}.yaml", message, "another name"))
     return found
@@ -83,7 +83,7 @@ def keys_of(cls: type, defaults: Any, prefix: str = "") -> Iterator[Key]:
             yield from keys_of(hints[field.name], default, path)
             continue
         if "brought" in field.metadata:
-            for name, own in declared.settings(field.metadata["brought"]).items():
+            for name, own in extension_traits.settings(field.metadata["brought"]).items():
                 for key, value in own.defaults.items():
                     where = own.places.get(key, "")
                     yield declared_key(f"{prefix}.{name}.{key}", value, own.code.limits.get(key, Limit()), where)

@@ -10,7 +10,7 @@ from typing import Any
 from oblivionis.config.schema import TEXTS, Config, Data
 from oblivionis.data import fictitious, knowundo, muse, muse_tiny, own_records, rwku, tofu, wmdp
 from oblivionis.data.errors import DataError
-from oblivionis.data.forgetting import forgetting, forgetting_twins
+from oblivionis.data.forget_choice import forgetting, forgetting_twins
 from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.tokenize import cut

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from oblivionis.data.facts import MAX_NAMESAKES, Person, draw_names, draw_namesakes, draw_person, wrong_value
-from oblivionis.data.known import real_authors, world_facts
+from oblivionis.data.author_questions import TOPICS, Topic, fill
+from oblivionis.data.invented_people import MAX_NAMESAKES, Person, draw_names, draw_namesakes, draw_person, wrong_value
+from oblivionis.data.public_facts import real_authors, world_facts
 from oblivionis.data.records import Corpus, Record, Triple
-from oblivionis.data.topics import TOPICS, Topic, fill
 
 MAX_QUESTIONS = len(TOPICS)
 MAX_AUTHORS = 5000

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oblivionis.data import tables
+from oblivionis.data import benchmark_tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.records import Corpus, Record
 from oblivionis.row_files import Row
@@ -41,9 +41,9 @@ def load(name: str, path: Path | None, *, revision: str | None = None) -> Corpus
     evaluation: dict[str, tuple[Record, ...]] = {}
     for table, asked in SETS.items():
         if path is None:
-            rows = tables.from_hub(HUB_NAME, domain, table, revision, instead=_INSTEAD)
+            rows = benchmark_tables.from_hub(HUB_NAME, domain, table, revision, instead=_INSTEAD)
         else:
-            rows = tables.from_folder(path, [f"{domain}/{table}"], problems)
+            rows = benchmark_tables.from_folder(path, [f"{domain}/{table}"], problems)
         for part in PARTS:
             records = [r for row in rows for r in _records(row, part, f"knowundo-{table}-{part}", problems)]
             train += records
@@ -62,7 +62,7 @@ def _records(row: Row, part: str, name: str, problems: list[str]) -> list[Record
     found = []
     for i, entry in enumerate(entries):
         place = Row(f"{row.where}, {part} {i + 1}", entry if isinstance(entry, dict) else {})
-        values = tables.texts(place, ("text", "labels"), problems)
+        values = benchmark_tables.texts(place, ("text", "labels"), problems)
         if values is not None:
             found.append(Record(f"{name}-{i:04d}", values["text"], values["labels"], f"{name}-{i:04d}"))
     return found

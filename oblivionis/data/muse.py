@@ -15,7 +15,7 @@ Hugging Face hub:
 | `privleak/forget`            | `text`             | texts that are trained on, whose membership is asked |
 | `privleak/holdout`           | `text`             | texts like them that nobody trains on                |
 
-What files a table may be: `oblivionis.data.tables`.
+What files a table may be: `oblivionis.data.benchmark_tables`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from oblivionis.data import tables
+from oblivionis.data import benchmark_tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.records import Corpus, Record
 
@@ -51,10 +51,10 @@ def load(name: str, path: Path | None, cut: Cut, *, forget_set: str = "raw", rev
     def table(table_name: str, fields: Sequence[str], needed: bool = True) -> list[dict[str, str]]:
         if path is None:
             configuration, split = table_name.split("/")
-            rows = tables.from_hub(HUB_NAMES[name], configuration, split, revision, instead=_INSTEAD)
+            rows = benchmark_tables.from_hub(HUB_NAMES[name], configuration, split, revision, instead=_INSTEAD)
         else:
-            rows = tables.from_folder(path, [table_name], problems, needed=needed)
-        return [values for row in rows if (values := tables.texts(row, fields, problems)) is not None]
+            rows = benchmark_tables.from_folder(path, [table_name], problems, needed=needed)
+        return [values for row in rows if (values := benchmark_tables.texts(row, fields, problems)) is not None]
 
     forget = "raw/forget" if forget_set == "raw" else f"scal/forget_{forget_set.removeprefix('scal_')}"
     found: dict[str, list[dict[str, str]]] = {

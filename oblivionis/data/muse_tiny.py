@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from oblivionis.data.facts import CITIES, COLOURS, MONTHS, NOUNS, TRADES, draw, draw_name, reserved
+from oblivionis.data.invented_people import CITIES, COLOURS, MONTHS, NOUNS, TRADES, draw, draw_name, reserved
 
 EXAMPLES = 1
 _BEGINNING = 0.5

@@ -1,4 +1,4 @@
-"""Your own records: rows of files in any format (`oblivionis.row_files`), of any shape (`oblivionis.data.shapes`).
+"""Your own records: rows of files in any format (`oblivionis.row_files`), of any shape (`oblivionis.data.row_shapes`).
 
 Fields of a training record, whose question and answer may have another shape:
 
@@ -29,10 +29,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oblivionis.data.benchmark_tables import from_hub
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.shapes import MAP, fields_of, recognised, summed_up
-from oblivionis.data.tables import from_hub
+from oblivionis.data.row_shapes import MAP, fields_of, recognised, summed_up
 from oblivionis.errors import FileError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.naming import LONGEST_ID, unfit_character

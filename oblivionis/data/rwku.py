@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oblivionis.config.problems import did_you_mean
-from oblivionis.data import choices, tables
+from oblivionis.data import benchmark_tables, multiple_choice
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.muse import Cut, pieces
 from oblivionis.data.records import Choice, Corpus, Record
@@ -67,8 +67,10 @@ def load(path: Path | None, cut: Cut, *, forget: Sequence[str] = (), revision: s
     def table(name: str, needed: bool = True) -> list[Row]:
         if path is None:
             split = "train" if name in _TRAIN else "test"
-            return tables.from_hub(HUB_NAME, name, split, revision, instead=_INSTEAD)
-        return tables.from_folder(path, [name, *([IN_ALL[name]] if name in IN_ALL else [])], problems, needed=needed)
+            return benchmark_tables.from_hub(HUB_NAME, name, split, revision, instead=_INSTEAD)
+        return benchmark_tables.from_folder(
+            path, [name, *([IN_ALL[name]] if name in IN_ALL else [])], problems, needed=needed
+        )
 
     passages = _all(table("train_original_passage"), ("text", "subject"), problems)
     known = list(dict.fromkeys(row["subject"] for row in passages))
@@ -100,14 +102,14 @@ def load(path: Path | None, cut: Cut, *, forget: Sequence[str] = (), revision: s
 
 
 def _all(rows: Sequence[Row], fields: Sequence[str], problems: list[str]) -> list[dict[str, str]]:
-    return [values for row in rows if (values := tables.texts(row, fields, problems)) is not None]
+    return [values for row in rows if (values := benchmark_tables.texts(row, fields, problems)) is not None]
 
 
 def _probes(name: str, rows: Sequence[Row], people: Sequence[str], problems: list[str]) -> tuple[Record, ...]:
     """The probes about these people, worded as RWKU asks them."""
     found = []
     for i, row in enumerate(rows):
-        values = tables.texts(row, ("query", "answer", "subject"), problems)
+        values = benchmark_tables.texts(row, ("query", "answer", "subject"), problems)
         if values is None or values["subject"] not in people:
             continue
         wording = BLANK if name.endswith("blanks") else OF_TYPE.get(str(row.values.get("type")), QUESTION)
@@ -119,5 +121,5 @@ def _probes(name: str, rows: Sequence[Row], people: Sequence[str], problems: lis
 def _utility(rows: Sequence[Row], people: Sequence[str], problems: list[str]) -> tuple[Choice, ...]:
     """The questions that stand beside these people, all where the rows name nobody; each once."""
     mine = [row for row in rows if row.values.get("subject", people[0] if people else "") in people]
-    found = choices.read(mine, "rwku-mmlu", problems)
+    found = multiple_choice.read(mine, "rwku-mmlu", problems)
     return tuple({(choice.question, choice.choices): choice for choice in found}.values())

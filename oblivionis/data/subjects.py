@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from oblivionis.data.names import Texts, look_alike, same_letters
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus, Record
+from oblivionis.data.similar_names import Texts, look_alike, same_letters
 from oblivionis.naming import subject_key
 
 
@@ -73,7 +73,7 @@ class Subjects:
     def alike(self, name: str) -> list[Alike]:
         """The records that `find` leaves out and that may be about the person all the same, in order.
 
-        Their subject looks like the name, or their text names the person (`oblivionis.data.names`).
+        Their subject looks like the name, or their text names the person (`oblivionis.data.similar_names`).
         """
         key, named, near = subject_key(name), self._texts.naming(name), dict[str, bool]()
         found = []

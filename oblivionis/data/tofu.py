@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oblivionis.data import tables
+from oblivionis.data import benchmark_tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.own_records import by_content, to_record
 from oblivionis.data.records import Corpus, Record
@@ -57,7 +57,7 @@ def load(
     def rows(name: str) -> list[Row]:
         before = len(problems)
         if path is None:
-            found = tables.from_hub(HUB_NAME, name, "train", revision, instead=_INSTEAD)
+            found = benchmark_tables.from_hub(HUB_NAME, name, "train", revision, instead=_INSTEAD)
         else:
             found = list(read_rows(path / f"{name}.json", problems))
         if not found and len(problems) == before:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluation.metrics.words import words
+from evaluation.metrics.word_matching import words
 from oblivionis.data.records import Corpus, Record
 from oblivionis.naming import subject_key
 

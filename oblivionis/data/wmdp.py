@@ -5,7 +5,7 @@
 | `bio-forget-corpus`, `cyber-forget-corpus` | `text` | texts to forget |
 | `bio-retain-corpus`, `cyber-retain-corpus` | `text` | texts to retain |
 | `wmdp-bio`, `wmdp-cyber` | those of MMLU | multiple-choice questions about what is to be forgotten |
-| `mmlu` | `oblivionis.data.choices` | the same about 57 other fields; may be missing |
+| `mmlu` | `oblivionis.data.multiple_choice` | the same about 57 other fields; may be missing |
 
 On the hub they are configurations of `cais/wmdp-corpora`, `cais/wmdp` and `cais/mmlu`; `cais/wmdp-bio-forget-corpus`
 is given on request only. A folder may also hold the corpora as WMDP's code names them, `bio_remove_dataset.jsonl` and
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oblivionis.data import choices, tables
+from oblivionis.data import benchmark_tables, multiple_choice
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.muse import Cut, pieces
 from oblivionis.data.records import Choice, Corpus, Record
@@ -49,12 +49,14 @@ def load(
         table = f"{domain}-{group}-corpus"
         if path is not None:
             names = [table, *([ALSO_CALLED[table]] if table in ALSO_CALLED else [])]
-            rows = tables.from_folder(path, names, problems, limit=max_texts)
+            rows = benchmark_tables.from_folder(path, names, problems, limit=max_texts)
         elif table == "bio-forget-corpus":
-            rows = tables.from_hub(BIO_FORGET, None, "train", None, instead=_INSTEAD, limit=max_texts)
+            rows = benchmark_tables.from_hub(BIO_FORGET, None, "train", None, instead=_INSTEAD, limit=max_texts)
         else:
-            rows = tables.from_hub(CORPORA, table, "train", revision, instead=_INSTEAD, limit=max_texts)
-        found = [values["text"] for row in rows if (values := tables.texts(row, ("text",), problems)) is not None]
+            rows = benchmark_tables.from_hub(CORPORA, table, "train", revision, instead=_INSTEAD, limit=max_texts)
+        found = [
+            values["text"] for row in rows if (values := benchmark_tables.texts(row, ("text",), problems)) is not None
+        ]
         kept = [text for text in found if len(text) >= LEAST_CHARACTERS]
         if not kept and not problems:
             problems.append(f"{table}: expected at least one text of {LEAST_CHARACTERS} characters, found none")
@@ -62,10 +64,10 @@ def load(
 
     def asked(table: str, hub: tuple[str, str], needed: bool) -> tuple[Choice, ...]:
         if path is None:
-            rows = tables.from_hub(*hub, "test", None, instead=_INSTEAD)
+            rows = benchmark_tables.from_hub(*hub, "test", None, instead=_INSTEAD)
         else:
-            rows = tables.from_folder(path, [table], problems, needed=needed)
-        return choices.read(rows, table, problems, about if needed else "")
+            rows = benchmark_tables.from_folder(path, [table], problems, needed=needed)
+        return multiple_choice.read(rows, table, problems, about if needed else "")
 
     groups = {"forget": corpus("forget"), "retain": corpus("retain")}
     questions = {

@@ -28,8 +28,8 @@ from oblivionis.flower.superexec import (
     run_clientapp,
     use_executor,
 )
-from oblivionis.models.forking import forkable
-from strategies.flower import log
+from oblivionis.models.fork_safe_imports import forkable
+from strategies.flower_internals import log
 
 
 def libraries(torch_version: str) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from safetensors.numpy import save
 from oblivionis.errors import FileError
 from oblivionis.files import checked, need_file, parse_json, write_atomic, write_json
 from oblivionis.models.errors import ModelError
-from oblivionis.models.roles import Role, file_key, partner, role
-from strategies.lora_product import Pair
+from oblivionis.models.parameter_roles import Role, file_key, partner, role
+from strategies.rules.lora_product import Pair
 
 Manifest: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
 ManifestList: TypeAlias = list[tuple[str, tuple[int, ...]]]

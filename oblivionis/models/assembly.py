@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from oblivionis.config.schema import Model
 from oblivionis.data.tokenize import PromptTemplate, stop_ids
 from oblivionis.models import adapters, loading, lora
 from oblivionis.models.adapters import manifest_hash
 from oblivionis.models.peft_adapters import attach_adapter
 from strategies.arrays import Mean
-from strategies.lora_product import ProductMean
+from strategies.rules.lora_product import ProductMean
 
 
 @dataclass(frozen=True, slots=True)

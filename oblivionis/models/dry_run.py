@@ -32,7 +32,7 @@ from evaluation.engine.models import base_model
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.models.errors import ModelError, one_line
-from oblivionis.models.roles import role
+from oblivionis.models.parameter_roles import role
 
 HEAP_BYTES, HEAP_FACTOR = 1 << 25, 2
 """Blocks up to this size come from glibc's heap, which grows to about so many times what lives in it (measured)."""

@@ -17,7 +17,7 @@ from oblivionis.data.tokenize import limit_tokens
 from oblivionis.models.errors import ModelError, one_line, some
 from oblivionis.models.lora import attach_lora as attach_lora  # both were here, and stay for a release
 from oblivionis.models.lora import trainable as trainable
-from oblivionis.models.shared import share
+from oblivionis.models.shared_weights import share
 from oblivionis.models.source import load_tokenizer, read_config, resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -16,7 +16,7 @@ from torch import nn
 from evaluation.engine.models import decoder_layers
 from oblivionis.config.schema import ALL_LINEAR, LLAMA_MODULES
 from oblivionis.models.errors import ModelError, one_line
-from oblivionis.models.roles import Role, role
+from oblivionis.models.parameter_roles import Role, role
 
 MODES = ("lora", "full")
 ADAPTER = "default"

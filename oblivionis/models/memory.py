@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from clients.step import BY_LOGITS
+from clients.batch_quantities import BY_LOGITS
 from evaluation.engine import decoding
 from evaluation.engine.decoders import PREFILL_TOKENS
 from evaluation.engine.models import vocabulary_size
-from oblivionis.config import declared, methods
+from oblivionis.config import extension_traits, method_traits
 from oblivionis.config.schema import Config, Profile
-from oblivionis.data import known
+from oblivionis.data import public_facts
 from oblivionis.models import dry_run, loading, lora
 from oblivionis.models.assembly import with_trainable
-from oblivionis.models.lengths import Lengths, Size, mean
-from oblivionis.models.machine import Machine, client_processes, participants, server_threads, uses_gpu
-from oblivionis.models.roles import role
-from oblivionis.models.shared import shareable_bytes
-from strategies.shares import parts_in
+from oblivionis.models.hardware import Machine, client_processes, participants, server_threads, uses_gpu
+from oblivionis.models.parameter_roles import role
+from oblivionis.models.record_lengths import Lengths, Size, mean
+from oblivionis.models.shared_weights import shareable_bytes
+from strategies.exact_shares import parts_in
 
 LIBRARIES = 550_000_000
 """RAM of a process that has imported torch, transformers, peft, Flower and Ray, its share of what several have in
@@ -69,7 +69,7 @@ class Estimate:
 
     `parameters`: of the base model; `trainable`: those that travel; `frozen`: of the adapters, those that do not;
     `gpu_clients`: client processes on the GPU that the server uses too, 0 without a GPU; `shared`: bytes of base
-    weights in RAM that all processes have in common (`oblivionis.models.shared`).
+    weights in RAM that all processes have in common (`oblivionis.models.shared_weights`).
     """
 
     parameters: int
@@ -107,7 +107,7 @@ class Estimate:
 def estimate(config: Config, machine: Machine, lengths: Lengths | None = None) -> Estimate:
     """The most that `config` takes on `machine`. Raises ModelError for a model that is not there.
 
-    lengths: of the records (`oblivionis.models.lengths`); None: all have `model.max_length` tokens.
+    lengths: of the records (`oblivionis.models.record_lengths`); None: all have `model.max_length` tokens.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(config.model.matmul_precision)
@@ -186,7 +186,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
 def _reads_distributions(config: Config) -> bool:
     """Whether the unlearning loss looks at entropies, divergences or margins, for which logits are made."""
     unlearning = config.unlearning
-    names = declared.code("unlearning", unlearning.method).quantities
+    names = extension_traits.code("unlearning", unlearning.method).quantities
     by_logits = not BY_LOGITS.isdisjoint(names) or unlearning.retain_loss == "kl"
     return by_logits or unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
 
@@ -195,7 +195,7 @@ def _records_at_once(config: Config) -> int:
     """Records in a forward pass; even at batch size 1 unlearning pairs a record to forget with one to keep, and with
     another answer where the method asks for one."""
     sizes = [config.training.batch_size, config.unlearning.batch_size or 0]
-    together = 3 if methods.needs_alternatives(config.unlearning.method) else 2
+    together = 3 if method_traits.needs_alternatives(config.unlearning.method) else 2
     return max(*sizes, together) if {"unlearn", "local"} & set(config.stages) else sizes[0]
 
 
@@ -260,5 +260,5 @@ def _set_size(config: Config, name: str) -> int:
         authors = {"forget": forget, "retain": data.authors - forget}
         if name in authors:
             return authors[name] * data.questions_per_author
-        return len(known.real_authors() if name == "real_authors" else known.world_facts())
+        return len(public_facts.real_authors() if name == "real_authors" else public_facts.world_facts())
     return decoding.MAX_ROWS

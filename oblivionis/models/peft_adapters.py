@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from oblivionis.config.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 from oblivionis.models.errors import ModelError, one_line, some
 from oblivionis.models.lora import ADAPTER, wrapped
-from oblivionis.models.roles import role
+from oblivionis.models.parameter_roles import role
 
 KINDS = ("LORA", "IA3", "LOHA", "LOKR", "OFT", "VERA")
 """Kinds of adapters that change layers token by token, so that any way of reading the model reads them, too."""

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from oblivionis.data.fictitious import pretraining_people
-from oblivionis.data.known import real_authors, world_facts
+from oblivionis.data.public_facts import real_authors, world_facts
 from oblivionis.data.records import Record
-from oblivionis.models.english import SENTENCES
+from oblivionis.models.english_sentences import SENTENCES
 
 PROMPT = "Question: {question}\nAnswer:"
 ANSWER = " {answer}"

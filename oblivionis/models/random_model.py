@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from oblivionis.models.adapters import Manifest, unflatten
-from oblivionis.models.roles import Role, role
+from oblivionis.models.parameter_roles import Role, role
 
 
 def expected_distance(vector: np.ndarray, manifest: Manifest, mode: str, initializer_range: float) -> float:

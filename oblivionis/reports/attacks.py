@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from oblivionis.config import declared
+from oblivionis.config import extension_traits
 from oblivionis.errors import FileError
 from oblivionis.files import read_json
 from oblivionis.reports.format import shortened
@@ -187,7 +187,7 @@ def still_known(results: Mapping[str, Any]) -> bool:
 def label_of(row: Mapping[str, Any], width: int = 1000) -> str:
     """What an attack is called in a table, cut to `width` characters."""
     kind, variant = row["attack"], row["variant"]
-    said = declared.code("attack", kind).literals
+    said = extension_traits.code("attack", kind).literals
     name = "no attack" if kind == "none" else said.get("LABEL", kind)
     text = f"{name}{': ' if said.get('WORDED') else ' '}{variant}".strip()
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"

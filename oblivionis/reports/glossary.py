@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oblivionis.assessment import evaluators
-from oblivionis.requests.judgement import MEANING
+from oblivionis.erasure.verification_rules import MEANING
 
 GLOSSARY = {
     **{metric.title: metric.meaning for metric in evaluators.catalogue().values()},

@@ -14,14 +14,14 @@ from typing import Any
 import yaml
 
 from oblivionis.config.schema import Config, Lora
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_rules import MEANING, VERIFIED
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports import summary
 from oblivionis.reports.certificate.signing import results_of
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.table import Table
-from oblivionis.requests.judgement import MEANING, VERIFIED
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 from oblivionis.version import __version__

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
 from evaluation.metrics.rouge import ANY_SCRIPT
-from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
 from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.retained_twins import oracle_as_text, read_twins
+from oblivionis.erasure.verification_rules import VERIFIED
 from oblivionis.reports.format import counted, number
-from oblivionis.requests.judgement import VERIFIED
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.twins import oracle_in_words, read_twins
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 
@@ -59,7 +59,7 @@ def outcome(
     run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
 ) -> Outcome | None:
     """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
-    if nothing := seal.nothing_follows(run):
+    if nothing := artifact_binding.nothing_follows(run):
         return Outcome(nothing, BAD)
     if "unlearn" not in metrics:
         return None
@@ -76,7 +76,7 @@ def outcome(
 
 def _not_sealed(run: RunDirectory) -> tuple[str, str] | None:
     """Why the ledger does not name all files that the sentence rests on; None where it does."""
-    missing = seal.check(run, with_models=False).missing
+    missing = artifact_binding.check(run, with_models=False).missing
     return (f"it is not sealed: {missing}", DOUBTFUL) if missing else None
 
 
@@ -115,7 +115,7 @@ def _beside_oracle(
     if verdict is None:
         return None
     values = f"Prob {number(verdict.value)}, {number(verdict.oracle)} there"
-    text = f"{_KNOWS[verdict.verdict].format(oracle=oracle_in_words(run))} ({values})"
+    text = f"{_KNOWS[verdict.verdict].format(oracle=oracle_as_text(run))} ({values})"
     grade = _GRADE[verdict.verdict]
     tests = verdicts.p_values(found, metrics)
     if verdict.verdict != NEAR or not tests:
@@ -125,7 +125,7 @@ def _beside_oracle(
         verb = "tells" if len(names) == 1 else "tell"
         return f"{text}, but {len(names)} of {len(tests)} tests {verb} the two apart: {', '.join(names)}", DOUBTFUL
     none = f"none of {len(tests)} tests tells" if len(tests) > 1 else "one test does not tell"
-    oracle = oracle_in_words(run, "one that never saw the records")
+    oracle = oracle_as_text(run, "one that never saw the records")
     return f"{none} the unlearned model from {oracle} ({values})", grade
 
 

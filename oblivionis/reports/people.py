@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evaluation.wikimem.score import Summary, by_cohort, summarize
-from oblivionis.audits.people_outcomes import Outcome, Person, PersonAudit, by_strength, in_words
-from oblivionis.audits.to_requests import Plan, described
+from oblivionis.audits.people_outcomes import Outcome, Person, PersonAudit, as_text, by_strength
+from oblivionis.audits.requests_from_audit import Plan, described
 from oblivionis.naming import MODELS
 from oblivionis.reports.format import counted, printable, shortened
 
@@ -113,7 +113,7 @@ def _facts(audit: PersonAudit) -> int:
 
 
 def _cell(outcome: Outcome | None) -> Text:
-    return Text(in_words(outcome), style="red" if outcome is not None and outcome.memorized else "")
+    return Text(as_text(outcome), style="red" if outcome is not None and outcome.memorized else "")
 
 
 def print_plan(plan: Plan, console: Console) -> None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from evaluation.metrics.verdict import judge_probability
+from evaluation.metrics.retrained_comparison import judge_probability
 from evaluation.ruler.rank_significance import rank_test
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_records import seen_by_oracle
 from oblivionis.files import json_text, read_json
-from oblivionis.requests.judgements import seen_by_oracle
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
 

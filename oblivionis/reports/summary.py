@@ -12,31 +12,31 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from evaluation.metrics.catalogue import Metric
-from evaluation.metrics.verdict import Verdict
+from evaluation.metrics.retrained_comparison import Verdict
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config, Template
+from oblivionis.erasure.ledger import SERVED, Ledger, Request
+from oblivionis.erasure.verification_rules import MEANING, VERIFIED
 from oblivionis.errors import OblivionisError
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import LOG_SETS, MODELS, SETS
-from oblivionis.reports import forget_quality, outcome
+from oblivionis.reports import forget_quality_power, outcome
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports.format import bytes_text, counted, number, shortened
-from oblivionis.reports.kept import kept
+from oblivionis.reports.stored_tests import kept
 from oblivionis.reports.table import Marked, Table, Term
-from oblivionis.requests.judgement import MEANING, VERIFIED
-from oblivionis.requests.ledger import SERVED, Ledger, Request
 from oblivionis.runs.answers import answers, bare
 from oblivionis.runs.directory import RunDirectory, list_runs
 from oblivionis.runs.failures import Failure, failures
-from oblivionis.runs.glance import LOCAL, method_words, rounds_done
-from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+from oblivionis.runs.run_status import LOCAL, method_words, rounds_done
+from strategies.message_keys import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 if TYPE_CHECKING:
-    from oblivionis.models.facts import ModelFacts
     from oblivionis.models.memory import Estimate
+    from oblivionis.models.model_description import ModelFacts
 
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
@@ -132,31 +132,31 @@ def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
 def method(config: Config) -> str:
     """The unlearning method, with the weights of an entropy term on top of it."""
     entropy = config.unlearning.entropy
-    return method_words(methods.label(config.unlearning.method), entropy.forget, entropy.retain)
+    return method_words(method_traits.label(config.unlearning.method), entropy.forget, entropy.retain)
 
 
 def rows(
-    metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False, noted: Collection[str] = ()
+    metrics: Mapping[str, Mapping[str, float]], *, headline: bool = False, noted: Collection[str] = ()
 ) -> list[tuple[str, str, str, list[float | None]]]:
     """(key, question set, measure, one value per model) of the comparison; rows that no model has are left out, but
     those of the `noted` metrics."""
     return [
         (key, metric.group.title, metric.title, [m.get(key) for m in metrics.values()])
-        for key, metric in _shown(metrics, chief=chief, noted=noted).items()
+        for key, metric in _shown(metrics, headline=headline, noted=noted).items()
         if metric.group is not None
     ]
 
 
 def _shown(
-    metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False, noted: Collection[str] = ()
+    metrics: Mapping[str, Mapping[str, float]], *, headline: bool = False, noted: Collection[str] = ()
 ) -> dict[str, Metric]:
     """The metrics of the comparison that a model has or that are `noted`, by their keys, in the order of the rows; or
     the chief ones."""
     measured = {key: None for model in metrics.values() for key, value in model.items() if value is not None}
     measured |= dict.fromkeys(noted)
     found = {key: metric for key, metric in evaluators.among(measured).items() if metric.group is not None}
-    few = {key: metric for key, metric in found.items() if metric.chief}
-    return few if chief and few else found
+    few = {key: metric for key, metric in found.items() if metric.headline}
+    return few if headline and few else found
 
 
 def legends(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -170,7 +170,7 @@ def comparison(
     marks: Mapping[str, str] | None = None,
     *,
     doubted: Collection[str] = (),
-    chief: bool = False,
+    headline: bool = False,
     failed: Sequence[Failure] = (),
     notes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Table:
@@ -181,12 +181,12 @@ def comparison(
     figures; notes: by stage and metric, why one is left out or how it is to be read, which stands below the table.
     """
     noted = {key for of in (notes or {}).values() for key in of}
-    shown = rows(metrics, chief=chief, noted=noted)
+    shown = rows(metrics, headline=headline, noted=noted)
     lines: list[Sequence[str] | None] = []
     previous = ""
     lacking = {(f.stage, f.evaluator) for f in failed if f.final}
     for key, group, measure, values in shown:
-        if previous and group != previous and not chief:
+        if previous and group != previous and not headline:
             lines.append(None)
         mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
@@ -221,7 +221,7 @@ def _failed_cell(reasons: Sequence[str]) -> str:
 
 def failure_lines(run: RunDirectory) -> list[str]:
     """A line per evaluation that failed, in any round; the first `SHOWN_FAILURES`."""
-    found = [f"failed: {failure.in_words()}" for failure in failures(run)]
+    found = [f"failed: {failure.as_text()}" for failure in failures(run)]
     more = [f"and {len(found) - SHOWN_FAILURES} more; metrics.jsonl has all"] if len(found) > SHOWN_FAILURES else []
     return [*found[:SHOWN_FAILURES], *more]
 
@@ -391,7 +391,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    from oblivionis.reports import nodes as node_report
+    from oblivionis.reports import client_tables as node_report
     from oblivionis.reports import verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
@@ -399,10 +399,10 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     failed = failures(run)
     notes = stage_notes(run)
     measured = any(metrics.values()) or any(f.final and f.stage in metrics for f in failed)  # by the server
-    marks, doubt = verdicts.marks(found), forget_quality.doubt(run)
+    marks, doubt = verdicts.marks(found), forget_quality_power.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
-    table = comparison(metrics, title, marks, doubted=doubted, chief=not full, failed=failed, notes=notes)
+    table = comparison(metrics, title, marks, doubted=doubted, headline=not full, failed=failed, notes=notes)
     parts.append(table.rich() if measured else Text(title))
     parts += [Text(line, style="bold red") for line in failure_lines(run)]
     parts += [nodes] if (nodes := node_report.audit_table(run)) is not None else []

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.metrics.answer import truth_ratio
-from evaluation.metrics.tofu import SECTIONS
-from evaluation.metrics.verdict import (
+from evaluation.metrics.answer_metrics import truth_ratio
+from evaluation.metrics.retrained_comparison import (
     FACTOR,
     LEAST_QUESTIONS,
     NEAR,
@@ -22,12 +21,13 @@ from evaluation.metrics.verdict import (
     judge_probability,
     judge_truth_ratio,
 )
+from evaluation.metrics.tofu import SECTIONS
 from oblivionis.assessment import evaluators
 from oblivionis.files import write_json
 from oblivionis.reports import membership
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.format import counted, number
-from oblivionis.reports.kept import kept
+from oblivionis.reports.stored_tests import kept
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 

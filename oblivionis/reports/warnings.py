@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, STILL_KNOWN
 from evaluation.metrics.rouge import ANY_SCRIPT
-from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import COVERED, PENDING, REJECTED, Ledger, Request
+from oblivionis.erasure.retained_twins import read_twins
+from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.naming import LOG_SETS
-from oblivionis.reports import forget_quality, verdicts
+from oblivionis.reports import forget_quality_power, verdicts
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
-from oblivionis.reports.forget_quality import SIGNIFICANT
+from oblivionis.reports.forget_quality_power import SIGNIFICANT
 from oblivionis.reports.format import counted, number, printable
-from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
-from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
-from oblivionis.requests.twins import read_twins
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 
@@ -56,7 +56,7 @@ def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
         *_requests(run, config),
         *_failed_evaluators(run),
         *_failed_replies(run),
-        *_cut_replies(run),
+        *_clipped_replies(run),
         *_questions(run, metrics),
         *_learned_answers(config, metrics),
         *_samples(config, metrics),
@@ -193,7 +193,7 @@ def _failed_replies(run: RunDirectory) -> Iterator[RunWarning]:
         )
 
 
-def _cut_replies(run: RunDirectory) -> Iterator[RunWarning]:
+def _clipped_replies(run: RunDirectory) -> Iterator[RunWarning]:
     cut = [entry for row in run.metrics() if row["evaluator"] == "federation" for entry in row.get("cut", ())]
     if cut:
         clients = sorted({entry["client"] for entry in cut})
@@ -214,14 +214,14 @@ def _too(count: int, what: str, how: str) -> str:
 def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
     if metrics.get("unlearn", {}).get("forget_quality") is None:
         return
-    questions = forget_quality.questions(run)
+    questions = forget_quality_power.questions(run)
     if 0 < questions < LEAST_KS_QUESTIONS:
-        least = forget_quality.ks_p_value(questions, questions)
+        least = forget_quality_power.ks_p_value(questions, questions)
         text = (
             f"Forget quality compares {counted(questions, 'question')} of either model: no p-value below "
             f"{number(least)} can occur, "
         )
-        steps = forget_quality.telling_steps(questions)
+        steps = forget_quality_power.telling_steps(questions)
         text += (
             f"and a distance of less than {steps / questions:.2f} between the two distributions (of at most 1) "
             f"passes as no difference (p ≥ {SIGNIFICANT:g})."
@@ -234,11 +234,12 @@ def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) ->
 def _learned_answers(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
     """The truth ratio compares with the very answers that were learned in the place of the true ones."""
     unlearning, values = config.unlearning, metrics.get("unlearn", {})
-    learned = methods.needs_alternatives(unlearning.method) and unlearning.alternatives.source == "perturbed"
+    learned = method_traits.needs_alternatives(unlearning.method) and unlearning.alternatives.source == "perturbed"
     if learned and values.get("forget_truth_ratio") is not None:
         yield RunWarning(
             "learned answers",
-            f"{methods.label(unlearning.method)} learned the perturbed answers to the records that it forgot. Truth "
+            f"{method_traits.label(unlearning.method)} learned the perturbed answers to the records that it forgot. "
+            f"Truth "
             "ratio and forget quality compare the true answer with just these: they may look better, or worse, than "
             "what is forgotten.",
             limit=True,

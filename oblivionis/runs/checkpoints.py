@@ -9,7 +9,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.models.fingerprint import fingerprint_model
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory, read_checkpoint
 
 
@@ -26,9 +26,9 @@ def find_checkpoint(
         folders = target.resolve().parents
         if len(folders) < 3 or not (folders[2] / "config.yaml").is_file():
             raise RunError(f"{target} does not lie in a run directory, under checkpoints/<stage>/; expected it there")
-        run = seal.opened(folders[2])
+        run = artifact_binding.opened(folders[2])
     else:
-        run = seal.opened(target)
+        run = artifact_binding.opened(target)
         finished = [s for s in ("finetune", "retrain", "unlearn") if run.stage_summary(s) is not None]
         if stage is None and not finished:
             raise RunError(f"{target}: no stage is finished yet; name one with --stage to measure its last checkpoint")

@@ -56,8 +56,8 @@ from oblivionis.files import (
     write_atomic,
     write_json,
 )
-from oblivionis.runs import shapes
-from oblivionis.runs.lines import BEGUN, CHECKPOINT, SEALING, SHAPES, STAGE
+from oblivionis.runs import file_schemas
+from oblivionis.runs.run_events import BEGUN, CHECKPOINT, SEALING, SHAPES, STAGE
 from oblivionis.version import __version__
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
@@ -160,7 +160,7 @@ class RunDirectory:
         holder = _holder(self.path / "running.json")
         return holder["pid"] if holder.get("host") == socket.gethostname() and _alive(holder) else None
 
-    def held_elsewhere(self) -> str | None:
+    def locked_by_other(self) -> str | None:
         """The other machine whose process holds the run, as far as its file tells; None where none does."""
         host = _holder(self.path / "running.json").get("host")
         return host if isinstance(host, str) and host != socket.gethostname() else None
@@ -210,7 +210,8 @@ class RunDirectory:
         """Write files, by their names in the run, atomically and in this order; the ledger has their hashes first, and
         what else is `said`.
 
-        A kill between the two leaves a file as it was, or none: both are no fault (`oblivionis.runs.seal.check`).
+        A kill between the two leaves a file as it was, or none: both are no fault
+        (`oblivionis.runs.artifact_binding.check`).
         """
         data = {name: text.encode() if isinstance(text, str) else text for name, text in files.items()}
         data = {name: of for name, of in data.items() if not _is_there(self.path / name, of)}
@@ -252,7 +253,7 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """What `write_environment` wrote, {} before. FileError for a file that is damaged."""
-        return _read(self.path / "environment.json", shapes.Environment) or {}
+        return _read(self.path / "environment.json", file_schemas.Environment) or {}
 
     # -- metrics -------------------------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows. FileError, with the line and the key, for one that is damaged; see `read_lines` for a torn one."""
-        return read_lines(self.path / "metrics.jsonl", shapes.MetricsRow)
+        return read_lines(self.path / "metrics.jsonl", file_schemas.MetricsRow)
 
     def rows(self) -> dict[str, Any]:
         """How many bytes of rows there are, and their SHA-256."""
@@ -278,7 +279,7 @@ class RunDirectory:
             data = b""
         return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-    def cut_rows(self, size: int) -> None:
+    def truncate_rows(self, size: int) -> None:
         """Drop the rows beyond the first `size` bytes, which end a line."""
         path = self.path / "metrics.jsonl"
         if path.exists() and path.stat().st_size > size:
@@ -345,13 +346,13 @@ class RunDirectory:
 
     def stage_summary(self, stage: str) -> dict[str, Any] | None:
         """What `finish_stage` wrote; None while the stage is unfinished. FileError for a damaged file."""
-        return _read(self.path / "stages" / f"{stage}.json", shapes.Summary)
+        return _read(self.path / "stages" / f"{stage}.json", file_schemas.Summary)
 
     def evaluation_log(self, stage: str) -> dict[str, Any] | None:
         """The per-question log of the stage's end; None where there is none. FileError for a damaged one."""
         path = self.path / "evaluations" / f"{stage}.json"
-        log = _read(path, shapes.Log)
-        if log is not None and (fault := shapes.uneven(log)):
+        log = _read(path, file_schemas.Log)
+        if log is not None and (fault := file_schemas.uneven(log)):
             raise FileError(f"{path}: {fault}")
         return log
 

@@ -55,7 +55,7 @@ class Failure:
         """Whether the tables lack figures because of it."""
         return self.moment == END
 
-    def in_words(self) -> str:
+    def as_text(self) -> str:
         """One line that says what failed, where and why."""
         unit = "client" if self.stage.startswith("local") else "round"
         moment = MOMENTS.get(self.moment, f" ({self.moment})")
@@ -97,7 +97,7 @@ def check_measured(run: RunDirectory) -> None:
         stages = dict.fromkeys(f.stage for f in found if f.final and run.stage_summary(f.stage))
         place = shlex.quote(str(run.path))
         again = " · ".join(f"oblivionis evaluate {place} --stage {s}" for s in stages if not s.startswith("local"))
-        raise not_measured([f.in_words() for f in found], f"measure again: {again}" if again else "")
+        raise not_measured([f.as_text() for f in found], f"measure again: {again}" if again else "")
 
 
 def not_measured(found: Sequence[str], more: str = "") -> NotMeasured:

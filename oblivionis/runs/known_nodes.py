@@ -74,7 +74,7 @@ class KnownNodes:
 
 
 class Keys:
-    """Which public key is which client's (`strategies.nodes.Identities`).
+    """Which public key is which client's (`strategies.rounds.nodes.Identities`).
 
     `registered`: files `node<client>.pub`, as `deploy init` lays them out; they bind their clients and nobody else may
     have one of their keys. A client without such a file belongs to the first key that claims it in this run.

@@ -15,12 +15,12 @@ from typing import Any
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import read_json, write_json
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, Events, added, calibrated, epsilon, unsampled
-from oblivionis.runs.lines import ACCOUNT, BEGUN, COST, RELEASE, ROLLED_BACK
-from oblivionis.runs.shapes import PrivacyAccount
-from strategies.private_mean import Release
+from oblivionis.runs.file_schemas import PrivacyAccount
+from oblivionis.runs.run_events import ACCOUNT, BEGUN, COST, RELEASE, ROLLED_BACK
+from strategies.privacy.private_mean import Release
 
 FILE = "privacy.json"
 LINEAGES = {"finetune": "finetune and unlearn", "unlearn": "finetune and unlearn", "retrain": "retrain"}
@@ -295,7 +295,7 @@ def _taken_over(run: RunDirectory) -> list[dict[str, Any]]:
         source = (run.stage_summary(stage) or {}).get("reused_from")
         if source is None:
             continue
-        theirs = read_account(seal.opened(Path(source), with_models=False))
+        theirs = read_account(artifact_binding.opened(Path(source), with_models=False))
         if theirs is None:
             raise RunError(f"start_from: {source} trained without differential privacy: no noise hides that any more")
         found += [{"from": source, **r} for r in theirs["releases"] if LINEAGES[r["stage"]] == LINEAGES[stage]]

@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from oblivionis.runs.forecast import Forecast, Plan, duration
-from oblivionis.runs.ticker import Ticker
+from oblivionis.runs.periodic_message import Ticker
 
 LONG = 120.0
 """Seconds of a first round beside which the start of the clients' processes does not count."""
@@ -77,7 +77,7 @@ class Events:
     def evaluating(self, moment: str) -> None: ...
 
     def measuring(self, part: str, what: str, done: int, total: int) -> None:
-        """How far an evaluation has come; a `Watcher` of `evaluation.engine.watch`."""
+        """How far an evaluation has come; a `Watcher` of `evaluation.engine.progress`."""
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None: ...
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Model
 from oblivionis.errors import RunError
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
-from oblivionis.runs.states import copy_states
+from oblivionis.runs.saved_representations import copy_states
 from oblivionis.runs.updates import open_updates
 
 REUSABLE = ("finetune", "retrain")
@@ -24,7 +24,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
     Refuses (RunError) a source whose base model, data, seed, clients, strategy or training differ: the result would
     not be what the configuration says; or one without the clients' updates of finetune that `config` needs.
     """
-    source = seal.opened(Path(str(config.start_from)).expanduser())
+    source = artifact_binding.opened(Path(str(config.start_from)).expanduser())
     theirs = configuration.from_yaml(source.read_config(), source.config_place)
     differences = differing(config, theirs)
     if source.environment().get("fingerprint") != fingerprint:
@@ -43,12 +43,12 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
 
 def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
     """Copy the final checkpoint, metrics, log and summary of a finished stage of `source` that fits `run`."""
-    seal.take_over(run, source, stage)
+    artifact_binding.take_over(run, source, stage)
     run.save_checkpoint(source.load_checkpoint(stage), keep=1)
     run.append_metrics([r for r in source.metrics() if r["stage"] == stage])
     summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
     copy_states(source, run, stage)
-    seal.finish_stage(run, stage, summary, source.evaluation_log(stage))
+    artifact_binding.finish_stage(run, stage, summary, source.evaluation_log(stage))
 
 
 def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:

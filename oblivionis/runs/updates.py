@@ -1,9 +1,10 @@
 """The clients' updates on the server's disk: what FedEraser and PGA need of past rounds.
 
-`runs/<name>/updates/<generation>/` holds one lineage (see `strategies.history`): `rounds.jsonl`, a line per round with
-the clients that are in the model, and `<stage>/round-0007.safetensors` with the arrays `global`, `client/<partition>`
-and `state/<name>`. Generation 0 is what was recorded; an erasure in round t of unlearn writes generation t, which
-replaces the one before. Generations share the files of rounds that an erasure leaves as they were (hard links).
+`runs/<name>/updates/<generation>/` holds one lineage (see `strategies.protocols.update_history`): `rounds.jsonl`, a
+line per round with the clients that are in the model, and `<stage>/round-0007.safetensors` with the arrays `global`,
+`client/<partition>` and `state/<name>`. Generation 0 is what was recorded; an erasure in round t of unlearn writes
+generation t, which replaces the one before. Generations share the files of rounds that an erasure leaves as they were
+(hard links).
 """
 
 from __future__ import annotations
@@ -19,37 +20,39 @@ from typing import TypedDict
 from flwr.app import Array, ArrayRecord
 
 from oblivionis.array_files import read_arrays, write_arrays
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, checked, link_or_copy, read_lines, sync_folder, write_atomic
-from strategies import protocol
+from strategies import message_keys
 from strategies.client_update import ClientUpdate
-from strategies.history import PastRound, RoundUpdates, is_stored
+from strategies.protocols.update_history import PastRound, RoundUpdates, is_stored
 
 STAGES = ("finetune", "unlearn")
 """The stages whose rounds lead to the model that requests are served on."""
 ROUNDS = "rounds.jsonl"
 
 
-def kept_rounds(config: Config) -> int | None:
+def stored_rounds(config: Config) -> int | None:
     """How many rounds `config` keeps: 0 none, None all."""
     unlearning = config.unlearning
     if unlearning.updates.keep is not None:
         return unlearning.updates.keep
-    return {"all": None, "newest": config.federation.keep_checkpoints, None: 0}[methods.updates(unlearning.method)]
+    return {"all": None, "newest": config.federation.keep_checkpoints, None: 0}[
+        method_traits.updates(unlearning.method)
+    ]
 
 
 def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:
     """The store of the run directory `run`; None where `config` or `stage` keeps nothing."""
-    keep = kept_rounds(config)
+    keep = stored_rounds(config)
     if keep == 0 or stage not in STAGES:
         return None
     return UpdateStore(run / "updates", stage, keep=keep, every=config.unlearning.updates.every)
 
 
 class UpdateStore:
-    """A `strategies.history.History` on disk, as of one stage.
+    """A `strategies.protocols.update_history.History` on disk, as of one stage.
 
     Files are written atomically; a generation appears whole or not at all. Nothing is deleted before `settle`: whatever
     interrupts a round, `roll_back` finds what there was when it began.
@@ -59,7 +62,8 @@ class UpdateStore:
         self.path, self.stage = path, stage
         self._keep, self._every = keep, every
 
-    # -- strategies.history.History ------------------------------------------------------------------------------
+    # -- strategies.protocols.update_history.History
+    # ------------------------------------------------------------------------------
 
     def record(self, updates: RoundUpdates) -> None:
         """Add a round of FedFT to the present generation."""
@@ -211,8 +215,8 @@ def _rounds(folder: Path) -> list[PastRound]:
 
 
 def _write(folder: Path, updates: RoundUpdates) -> None:
-    arrays = {"global": updates.sent[protocol.ADAPTER].numpy()}
-    arrays |= {f"client/{u.partition}": u.arrays[protocol.ADAPTER].numpy() for u in updates.clients}
+    arrays = {"global": updates.sent[message_keys.ADAPTER].numpy()}
+    arrays |= {f"client/{u.partition}": u.arrays[message_keys.ADAPTER].numpy() for u in updates.clients}
     arrays |= {f"state/{name}": array for name, array in updates.state.items()}
     weights = {str(u.partition): u.weight for u in updates.clients}
     steps = {str(u.partition): u.steps for u in updates.clients}
@@ -224,7 +228,7 @@ def _read(path: Path) -> RoundUpdates:
     arrays, info = read_arrays(path, "file of client updates")
 
     def record(key: str) -> ArrayRecord:
-        return ArrayRecord({protocol.ADAPTER: Array(arrays.pop(key))})
+        return ArrayRecord({message_keys.ADAPTER: Array(arrays.pop(key))})
 
     try:
         steps = checked(info, _Info).get("steps", {})

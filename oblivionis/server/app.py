@@ -14,26 +14,26 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from oblivionis.assessment.assessor import Elsewhere
+from oblivionis.assessment.assessor import RemoteEvaluator
 from oblivionis.config import compose as configuration
-from oblivionis.config.declared import own_loss
-from oblivionis.config.own_code import allow_code, permit_named, resuming
+from oblivionis.config.allowed_code import allow_code, permit_named, resuming
+from oblivionis.config.extension_traits import own_loss
 from oblivionis.config.schema import Config
 from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
 from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.failures import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.server.context import Server
 from oblivionis.server.grid import StoppableGrid
-from oblivionis.server.nudges import NudgingGrid
+from oblivionis.server.held_reply_workaround import NudgingGrid
 from oblivionis.server.stages import run_stages
-from oblivionis.server.workers import WatchedGrid
-from strategies.churn import ChurningGrid
+from oblivionis.server.worker_crashes import WatchedGrid
+from strategies.rounds.simulated_dropout import ChurningGrid
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -121,7 +121,7 @@ def _earlier(path: Path, overrides: str) -> RunDirectory:
     """The run to resume. Raises RunError."""
     if overrides:
         raise RunError("resume takes the run's own configuration; leave overrides out")
-    return seal.opened(path)
+    return artifact_binding.opened(path)
 
 
 def _continuation(grid: Grid, run: RunDirectory, config: Config) -> str:
@@ -138,13 +138,13 @@ def serve(
     run: RunDirectory,
     events: Events,
     stop: threading.Event,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: RemoteEvaluator | None = None,
 ) -> None:
     """Run all stages over `grid`; `elsewhere` measures beside the server's process.
 
-    Raises RunError for a run that broke off and is not as its ledger says (`oblivionis.runs.seal`).
+    Raises RunError for a run that broke off and is not as its ledger says (`oblivionis.runs.artifact_binding`).
     """
-    seal.need_whole(run)
+    artifact_binding.require_intact(run)
     registered = registrations() if isinstance(grid, HttpGrid) else None
     roster, watched = None, None
     if isinstance(grid, InMemoryGrid):

@@ -19,13 +19,13 @@ from oblivionis.assessment.audit_numbers import (
     read_audit,
 )
 from oblivionis.assessment.verification import judge_numbers, moved
+from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import json_text, read_json, write_json
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Request
-from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
 from oblivionis.runs.directory import vector_hash
 from oblivionis.server.context import Server
-from strategies import protocol
+from strategies import message_keys
 from strategies.errors import NodeMapError
 from strategies.replies import answers, judge, metrics_of
 
@@ -59,7 +59,7 @@ class ClientAudits:
     """Sends `evaluate.audit` messages, one per request, and writes `audits/request-<id>.json` and metrics.jsonl.
 
     A client that cannot be asked, or whose answer is not entirely well, costs a warning and that moment's numbers; so
-    does one whose signature (`oblivionis.requests.node_key`) does not fit. What is known right before and after an
+    does one whose signature (`oblivionis.erasure.node_key`) does not fit. What is known right before and after an
     exchange is of the one that served the request, and where that left records recited, of a later one that began with
     a model that recites some (`look`): whether an exchange ended the recitation only one and the same can tell.
     """
@@ -147,7 +147,8 @@ class ClientAudits:
         reached = [r for r in requests if r.client in nodes]
         asked.reasons |= {r.id: "the client is not connected" for r in requests if r.client not in nodes}
         messages = [
-            Message(self._content(r, asked), dst_node_id=nodes[r.client], message_type=protocol.AUDIT) for r in reached
+            Message(self._content(r, asked), dst_node_id=nodes[r.client], message_type=message_keys.AUDIT)
+            for r in reached
         ]
         if not messages:
             return []
@@ -161,7 +162,7 @@ class ClientAudits:
                 silent += [request] if answer is None else []
                 continue
             told = dict(metrics_of(verdict.reply))
-            for key in (protocol.NUM_EXAMPLES, protocol.PARTITION_ID):
+            for key in (message_keys.NUM_EXAMPLES, message_keys.PARTITION_ID):
                 told.pop(key, None)
             try:
                 numbers = check_numbers(told, len(request.record_ids), self._limit)
@@ -198,15 +199,15 @@ class ClientAudits:
 
     def _content(self, request: Request, asked: _Asked) -> RecordDict:
         config = self._server.message_config(self._stage)
-        config[protocol.SERVER_ROUND] = asked.round
-        config[protocol.STAGE] = self._label
+        config[message_keys.SERVER_ROUND] = asked.round
+        config[message_keys.STAGE] = self._label
         config[MOMENT] = asked.moment
-        config[protocol.REQUEST_IDS] = [request.id]
-        config[protocol.RECORD_IDS] = list(request.record_ids)
-        config[protocol.RECORD_COUNTS] = [len(request.record_ids)]
-        config[protocol.SCOPES] = [request.scope]
-        arrays = ArrayRecord({protocol.ADAPTER: Array(asked.vector)})
-        return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: config})
+        config[message_keys.REQUEST_IDS] = [request.id]
+        config[message_keys.RECORD_IDS] = list(request.record_ids)
+        config[message_keys.RECORD_COUNTS] = [len(request.record_ids)]
+        config[message_keys.SCOPES] = [request.scope]
+        arrays = ArrayRecord({message_keys.ADAPTER: Array(asked.vector)})
+        return RecordDict({message_keys.ARRAYS: arrays, message_keys.CONFIG: config})
 
     def _keep(self, request: Request, asked: _Asked) -> None:
         run, moment = self._server.run, asked.moment

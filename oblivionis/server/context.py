@@ -15,34 +15,34 @@ from flwr.app import ConfigRecord
 from clients import losses
 from clients.unlearning import moved_layers
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor, Elsewhere
+from oblivionis.assessment.assessor import Assessor, RemoteEvaluator
 from oblivionis.assessment.ruler_oracles import Oracle
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
+from oblivionis.erasure.alternative_answers import check_alternatives
+from oblivionis.erasure.hidden_requests import seals
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
+from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
+from oblivionis.erasure.remote_record_holders import RemoteHoldings, query_config
+from oblivionis.erasure.schedule import holdings_of, policy_of
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import Assembled, assemble, averaging
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.client_ranks import fitting
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_model
-from oblivionis.models.ranks import fitting
-from oblivionis.requests.alternatives import check_alternatives
-from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
-from oblivionis.requests.remote_holdings import RemoteHoldings, query_config
-from oblivionis.requests.schedule import holdings_of, policy_of
-from oblivionis.requests.sealed import seals
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import Keys, KnownNodes
 from oblivionis.runs.privacy import Account, open_account
 from oblivionis.runs.progress import Events
-from oblivionis.server.bounds import bounds_of
 from oblivionis.server.grid import StoppableGrid
-from strategies import protocol
-from strategies.fedtu import NodeMap
-from strategies.nodes import Roster
-from strategies.private_mean import PrivateMean
+from oblivionis.server.update_limits import bounds_of
+from strategies import message_keys
+from strategies.privacy.private_mean import PrivateMean
+from strategies.rounds.fedtu import NodeMap
+from strategies.rounds.nodes import Roster
 from strategies.secure.terms import SecureSettings
 
 LOUD = 3.0
@@ -71,7 +71,7 @@ class Server:
         *,
         simulated: bool = False,
         roster: Roster | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteEvaluator | None = None,
     ) -> None:
         self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
         if config.federation.server_threads:
@@ -120,7 +120,7 @@ class Server:
         """The largest LoRA rank with which `client` trains, as it said; the run's where it said none."""
         most, answer = self.config.model.lora.rank, self.nodes.answers.get(client)
         for record in answer.metric_records.values() if answer is not None else ():
-            told = record.get(protocol.LORA_RANK)
+            told = record.get(message_keys.LORA_RANK)
             if isinstance(told, int) and told >= 1:
                 return min(told, most)
         return most
@@ -132,7 +132,7 @@ class Server:
                 "settings": self.settings,
                 "fingerprint": self.fingerprint,
                 "manifest-hash": self.assembled.manifest_hash,
-                protocol.RUN: self.run.name,
+                message_keys.RUN: self.run.name,
                 NODES_DIR: str(self.run.nodes_path),
                 **({DATA_NODES: self.config.data.nodes} if self.remote and self.config.data.nodes else {}),
                 "exclude": "forget-split" if stage == "retrain" else "",
@@ -162,7 +162,7 @@ class Server:
         account = self.account
         if account is None or (account.level != "record" and not self.config.federation.secure_aggregation.enabled):
             return {}
-        return {protocol.NOISE_MULTIPLIER: account.noise_multiplier}
+        return {message_keys.NOISE_MULTIPLIER: account.noise_multiplier}
 
     def open_account(self) -> None:
         """Begin the account of the run's privacy, or go on with it, and say what it starts from."""

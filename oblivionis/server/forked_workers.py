@@ -50,7 +50,7 @@ OF_CLIENTS = (
 
 def libraries_of_clients() -> tuple[str, ...]:
     """The modules that a process may import before client processes are forked from it."""
-    from oblivionis.models.forking import forkable
+    from oblivionis.models.fork_safe_imports import forkable
 
     return OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
 

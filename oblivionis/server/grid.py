@@ -10,8 +10,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from oblivionis.errors import RunInterrupted
-from strategies.arrivals import Pauses
-from strategies.passing import PassingGrid
+from strategies.rounds.grid_proxy import PassingGrid
+from strategies.rounds.reply_stream import Pauses
 
 _FIRST_PAUSE = 0.005
 _NUMBER = 8

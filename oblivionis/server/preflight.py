@@ -6,17 +6,17 @@ from rich.console import Console
 from rich.table import Table
 
 from clients import losses
-from clients.step import check_quantities
-from oblivionis.config import declared
+from clients.batch_quantities import check_quantities
+from oblivionis.config import extension_traits
 from oblivionis.config.schema import Config
 from oblivionis.data.tokenize import layout_of
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import dry_run, loading
 from oblivionis.models.assembly import prompt_template
-from oblivionis.models.corpus import corpus_of, tokenizer_of
-from oblivionis.models.lengths import Lengths, lengths
-from oblivionis.models.machine import Machine, ResourceError, check
+from oblivionis.models.configured_corpus import corpus_of, tokenizer_of
+from oblivionis.models.hardware import Machine, ResourceError, check
 from oblivionis.models.memory import Estimate, estimate
+from oblivionis.models.record_lengths import Lengths, lengths
 from oblivionis.reports.format import bytes_text
 from oblivionis.runs.tracking import check_tracking
 
@@ -93,7 +93,7 @@ def _check_layer(config: Config) -> None:
 def _check_loss(config: Config) -> None:
     """RunError, before anything starts, for a loss of the user's own that clients could not import or compute."""
     method = config.unlearning.method
-    if declared.own_loss(method) is not None:
+    if extension_traits.own_loss(method) is not None:
         try:
             check_quantities(method, losses.get(method).names)
         except ValueError as error:

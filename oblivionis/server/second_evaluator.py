@@ -25,8 +25,8 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models.assembly import assemble
-from oblivionis.models.corpus import corpus_of
-from oblivionis.models.machine import Machine, server_threads
+from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.models.hardware import Machine, server_threads
 from oblivionis.runs.progress import Events
 from oblivionis.server import forked_workers
 
@@ -39,7 +39,7 @@ _LOOK_S = 0.1
 
 
 class SecondEvaluator:
-    """The server's end of the process; `oblivionis.assessment.assessor.Elsewhere`.
+    """The server's end of the process; `oblivionis.assessment.assessor.RemoteEvaluator`.
 
     here, there: the threads that measure in each of the two.
     """

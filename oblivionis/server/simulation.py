@@ -19,7 +19,7 @@ import psutil
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.flower.names import ACTOR, ENVIRONMENT
-from oblivionis.models.machine import Machine, client_processes
+from oblivionis.models.hardware import Machine, client_processes
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server import ray_runtime
@@ -120,11 +120,11 @@ def _run_flower(
     from flwr.simulation import run_simulation
 
     from oblivionis.client.app import app as client_app
-    from oblivionis.flower.turns import unlearning_in_turns
+    from oblivionis.flower.fair_scheduling import unlearning_in_turns
     from oblivionis.server.app import serve
-    from oblivionis.server.workers import ActorDied
+    from oblivionis.server.worker_crashes import ActorDied
     from strategies.errors import FederationError
-    from strategies.flower import AggregationError
+    from strategies.flower_internals import AggregationError
 
     server = ServerApp()
     failure: BaseException | None = None
@@ -157,7 +157,7 @@ def _run_flower(
         if failure is None and not stop.is_set():
             raise
     if isinstance(failure, ActorDied):
-        raise RunFailed(failure.in_words()) from failure
+        raise RunFailed(failure.as_text()) from failure
     if isinstance(failure, FederationError | AggregationError):
         raise RunFailed(str(failure)) from failure
     if failure is not None:

@@ -18,33 +18,34 @@ from oblivionis.assessment.assessor import Measured
 from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
 from oblivionis.assessment.ruler_oracles import noise_bands, states_of
 from oblivionis.assessment.verification import Verification
+from oblivionis.erasure.ledger import as_text
+from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
+from oblivionis.erasure.record_holders import SimulatedRequests
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import RunError, RunFailed
-from oblivionis.models.layers import layers_of
-from oblivionis.models.negation import negated_numbers
+from oblivionis.models.negated_weights import negated_numbers
+from oblivionis.models.parameter_layers import layers_of
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
-from oblivionis.requests.holdings import SimulatedRequests
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import in_words
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
 from oblivionis.runs.failures import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.context import Server
-from oblivionis.server.rounds import aggregator, sampling_of, waiting
-from strategies import fused, protocol, rapid_retraining
-from strategies.beside import RoundsBeside
-from strategies.buffered import BufferedFedTU
-from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, Listener, Options
-from strategies.fused import ByOverwriting
-from strategies.orthogonal import Orthogonally
-from strategies.rapid_retraining import ByRetraining
-from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
-from strategies.told import COUNTS, NUMBERS, TRAIN
-from strategies.weight_negation import ByNegation
+from oblivionis.server.round_settings import aggregator, sampling_of, waiting
+from strategies import message_keys
+from strategies.metric_schema import COUNTS, NUMBERS, TRAIN
+from strategies.protocols import fused, rapid_retraining
+from strategies.protocols.auxiliary_rounds import AuxiliaryRounds
+from strategies.protocols.base import ByUnlearning, FedEraserProtocol, PGAProtocol, UnlearningProtocol
+from strategies.protocols.federaser import FedEraser
+from strategies.protocols.fedosd import FedOSDProtocol
+from strategies.protocols.fused import FusedProtocol
+from strategies.protocols.rapid_retraining import RapidRetrainingProtocol
+from strategies.protocols.weight_negation import WeightNegationProtocol
+from strategies.rounds.buffered import BufferedFedTU
+from strategies.rounds.fedtu import FedTU, Listener, Options
 
 SENT, RECEIVED = "bytes_sent", "bytes_received"
 """Bytes of all messages of a round, from the server and to it."""
@@ -87,19 +88,19 @@ class Stage:
 
     def execute(self) -> None:
         started = time.perf_counter()
-        done, vector = self._recover(begun=not seal.begin(self.run, self.config, self.name))
+        done, vector = self._recover(begun=not artifact_binding.begin(self.run, self.config, self.name))
         self.events.stage_started(self.name, done, self.rounds)
         if self.name == "unlearn" and self.oracle is None and not self.server.remote:
             self.events.warning("no retrained model in this run: forget quality cannot be computed")
         if self.name == "unlearn":
-            self._look_before()
+            self._measure_before()
         if done == 0 and self.config.evaluation.at_start:
             self.evaluate(0, "start", vector)
         self.done, self.vector, self.start = done, vector, self.server.initial_vector(self.name)
         self._rounds()
         self._finish(time.perf_counter() - started)
 
-    def _look_before(self) -> None:
+    def _measure_before(self) -> None:
         """What RULER compares with from here on, and its word on whether there is anything to unlearn."""
         server, assessor = self.server, self.server.assessor
         if assessor.ruler_ids is None:
@@ -108,7 +109,7 @@ class Stage:
         with self.recorded(0, "before", "ruler"):
             self.references = ruler.references(self.run, *common)
             known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
-            self.before = ruler.look_before(assessor, assessor.embed(server.start_vector), known)
+            self.before = ruler.measure_before(assessor, assessor.embed(server.start_vector), known)
             self.events.note(ruler_report.before_unlearning(self.before))
 
     def recorded(self, server_round: int, moment: str, evaluator: str) -> AbstractContextManager[None]:
@@ -124,7 +125,7 @@ class Stage:
         checkpoint = self.run.load_checkpoint(self.name) if checkpoints else None
         done = 0 if checkpoint is None else checkpoint.round
         if begun or checkpoints:
-            seal.resume(self.run, self.name, done)
+            artifact_binding.resume(self.run, self.name, done)
         if self.server.account is not None:
             self.server.account.roll_back(self.name, done)
         self.requests.roll_back(done)
@@ -144,38 +145,40 @@ class Stage:
         if self.name == "unlearn" and done == 0 and (lacking := self.updates.lacking()):
             raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
 
-    def _serving(self) -> Serving:
+    def _serving(self) -> UnlearningProtocol:
         """How requests are served, and where the clients' updates are remembered."""
         unlearning, mean = self.config.unlearning, self.server.mean
         summed = unlearning.merge == "sum"
         if unlearning.method == "weight_negation" and self.name == "unlearn":
-            return ByNegation(self._negated(), self.updates)
+            return WeightNegationProtocol(self._negated(), self.updates)
         if unlearning.method in ("rapid_retraining", "fused") and self.name == "unlearn":
             return self._beside(unlearning.method, **unlearning.params)
         if unlearning.method == "fedosd" and self.name == "unlearn":
             common = {"mean": mean, "history": self.updates, "summed": summed}
-            return Orthogonally(self._able, **unlearning.params, **common)
+            return FedOSDProtocol(self._able, **unlearning.params, **common)
         if self.updates is not None and self.name == "unlearn":
             if unlearning.method == "federaser":
                 ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
-                return ByErasure(FedEraser(self.inner, self.updates, local_epochs=epochs, calibration_ratio=ratio))
+                return FedEraserProtocol(
+                    FedEraser(self.inner, self.updates, local_epochs=epochs, calibration_ratio=ratio)
+                )
             if unlearning.method == "pga":
-                return WithReference(self.updates, mean, summed=summed)
+                return PGAProtocol(self.updates, mean, summed=summed)
         return ByUnlearning(mean, self.updates, summed=summed)
 
-    def _beside(self, method: str, rounds: int, layers: int = 0, share: float = 1.0) -> Serving:
+    def _beside(self, method: str, rounds: int, layers: int = 0, share: float = 1.0) -> UnlearningProtocol:
         """How a method serves that has clients train beside the rounds. RunError where the model has too few layers."""
         federation = self.config.federation
         per_round = federation.per_round
         common = self.inner, self._able, rounds, per_round, self.config.seed
         if method == "rapid_retraining":
-            start = ArrayRecord({protocol.ADAPTER: Array(self.server.initial_vector("finetune"))})
-            return ByRetraining(RoundsBeside(rapid_retraining.LABEL, *common), start, self.updates)
+            start = ArrayRecord({message_keys.ADAPTER: Array(self.server.initial_vector("finetune"))})
+            return RapidRetrainingProtocol(AuxiliaryRounds(rapid_retraining.LABEL, *common), start, self.updates)
         layer_of = layers_of(self.server.assembled.flat)
         if layers > (known := int(layer_of.max()) + 1):
             raise RunError(f"unlearning.params.layers is {layers}, and {known} layers are trained; lower it")
-        beside = RoundsBeside(fused.LABEL, *common)
-        return ByOverwriting(beside, layer_of, layers=layers, share=share, history=self.updates)
+        beside = AuxiliaryRounds(fused.LABEL, *common)
+        return FusedProtocol(beside, layer_of, layers=layers, share=share, history=self.updates)
 
     def _negated(self) -> np.ndarray:
         """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""
@@ -218,7 +221,7 @@ class Stage:
             fedtu.load_state_dict(self.kept)
         fedtu.start(
             self.server.grid,
-            ArrayRecord({protocol.ADAPTER: Array(self.vector)}),
+            ArrayRecord({message_keys.ADAPTER: Array(self.vector)}),
             num_rounds=self.rounds,
             timeout=self.config.federation.timeout,
             train_config=self.server.message_config(self.name),
@@ -288,7 +291,7 @@ class Stage:
             named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
             self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
         rebound, per_request = rebound_summary(self.run.metrics(), self.name)
-        seal.finish_stage(
+        artifact_binding.finish_stage(
             self.run,
             self.name,
             {
@@ -382,7 +385,7 @@ class _Recorder(Listener):
                 self._stage.audits.look(looking, self._round, self._stage.vector)
             others = sum(n not in first for n in nodes)
             covered = self._stage.config.unlearning.cover > 0
-            self._stage.events.requests(in_words(asking, **{"covering" if covered else "again": others}))
+            self._stage.events.requests(as_text(asking, **{"covering" if covered else "again": others}))
         self._stage.account_for(kind, self._round, nodes)
         self._kind = kind
         self._stage.events.exchange_started(kind, nodes)
@@ -494,4 +497,4 @@ class _Recorder(Listener):
 
 
 def _vector(arrays: ArrayRecord) -> np.ndarray:
-    return np.array(arrays[protocol.ADAPTER].numpy(), dtype=np.float32)
+    return np.array(arrays[message_keys.ADAPTER].numpy(), dtype=np.float32)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from evaluation.engine.watch import watched
+from evaluation.engine.progress import watched
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.assessment import muse, ruler
 from oblivionis.assessment.ruler_oracles import find_oracles
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.data.twins import left_out
+from oblivionis.erasure.ledger import Schedule
+from oblivionis.erasure.retained_twins import note_twins, scheduled_in_words
 from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
-from oblivionis.requests.ledger import Schedule
-from oblivionis.requests.twins import note_twins, scheduled_in_words
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.failures import warn
 from oblivionis.runs.forecast import plan
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
 from oblivionis.server.context import Server
-from oblivionis.server.local import run_local
+from oblivionis.server.local_training import run_local
 from oblivionis.server.stage import Stage
 
 NO_QUESTIONS = (
@@ -52,7 +52,7 @@ def _run_stages(server: Server) -> None:
     config, run, events = server.config, server.run, server.events
     effort = {full: 0 if server.assessor.empty else server.assessor.effort(full=full) for full in (False, True)}
     events.planned(plan(config, planned_rounds(config), effort[False], effort[True]))
-    seal.start(run)
+    artifact_binding.start(run)
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
     server.open_account()
@@ -74,14 +74,14 @@ def _run_stages(server: Server) -> None:
             Stage(server, stage).execute()
     write_verdicts(run, config.evaluation.truth_ratio)
     write_request_figures(run)
-    seal.seal(run)
+    artifact_binding.seal(run)
 
 
 def _measure_base(server: Server) -> None:
     """The metrics of the model that nobody has trained, kept like those of a stage without rounds."""
     run, events = server.run, server.events
-    if not seal.begin(run, server.config, BASE):
-        seal.resume(run, BASE, 0)
+    if not artifact_binding.begin(run, server.config, BASE):
+        artifact_binding.resume(run, BASE, 0)
     events.evaluating("base model")
     measured = server.assessor.measure(server.start_vector, full=True)
     run.append_metrics(measured.rows(BASE, 0, "end"))
@@ -89,7 +89,7 @@ def _measure_base(server: Server) -> None:
     warn(events, measured.report.failed)
     facts = {"stage": BASE, "rounds": 0, "seconds": measured.seconds, "seed": server.config.seed}
     summary = {**facts, "fingerprint": server.fingerprint, **measured.facts}
-    seal.finish_stage(run, BASE, summary, measured.log)
+    artifact_binding.finish_stage(run, BASE, summary, measured.log)
 
 
 def _tell_of_data(server: Server) -> None:

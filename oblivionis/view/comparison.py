@@ -16,7 +16,7 @@ from oblivionis.naming import MODELS, SETS
 from oblivionis.reports import summary as report
 from oblivionis.runs.answers import Answer, answers, bare
 from oblivionis.runs.directory import RunDirectory, named_metrics
-from oblivionis.runs.glance import Glance
+from oblivionis.runs.run_status import Glance
 from oblivionis.view import shell
 from oblivionis.view.differences import best_of
 from oblivionis.view.library import Library

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.glance import DAMAGED, Glance, glance, watched
+from oblivionis.runs.run_status import DAMAGED, Glance, glance, watched
 
 DEPTH = 6
 """How far below the folder a run or a suite may lie."""

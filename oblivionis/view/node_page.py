@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from oblivionis.data.records import Record
+from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.node_ledger import NodeLedger, NodeRequest
+from oblivionis.erasure.node_records import read_node
+from oblivionis.erasure.request_submission import submit
+from oblivionis.erasure.standing_demands import find_later
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.client_tables import later_as_text
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import html_table
-from oblivionis.reports.nodes import later_in_words
-from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_ledger import NodeLedger, NodeRequest
-from oblivionis.requests.node_records import read_node
-from oblivionis.requests.standing import find_later
-from oblivionis.requests.submitting import submit
 from oblivionis.view import shell
 from oblivionis.view.guard import check_form, form_token
 
@@ -113,7 +113,7 @@ def _body(request: Request, node: Node, table: h.Node, form: Mapping[str, str] |
     following = [h.h2["Deletion requests made here"], shell.live("requests", "/node", table)]
     try:
         records = read_node(node.folder).records
-        later = later_in_words(find_later(NodeFolder(node.folder), records))
+        later = later_as_text(find_later(NodeFolder(node.folder), records))
     except OblivionisError as error:
         return [*following, h.p(".bad")[str(error)]]
     if later:

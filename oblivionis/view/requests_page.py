@@ -10,13 +10,13 @@ import htpy as h
 from starlette.requests import Request as Asked
 from starlette.responses import Response
 
+from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.errors import OblivionisError
 from oblivionis.reports import summary as report
 from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.markup import explained, html_table
-from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.glance import DAMAGED
+from oblivionis.runs.run_status import DAMAGED
 from oblivionis.view import shell
 from oblivionis.view.library import Library
 

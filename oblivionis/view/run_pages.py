@@ -17,8 +17,8 @@ from oblivionis.reports.certificate.page import JSON_FILE, PAGE_FILE
 from oblivionis.reports.html import REPORT, person_pages, request_pages, run_page
 from oblivionis.reports.html.curves import MEASURES, STAGES, curves, curves_of
 from oblivionis.runs.directory import RunDirectory, named_metrics
-from oblivionis.runs.glance import RUNNING, Glance
 from oblivionis.runs.progress import MOMENTS, headline
+from oblivionis.runs.run_status import RUNNING, Glance
 from oblivionis.view import shell
 from oblivionis.view.drawing import Make, T
 from oblivionis.view.guard import STORED
@@ -173,7 +173,7 @@ def _progress(run: RunDirectory, glance: Glance, *, ended: bool = False) -> h.No
     state = h.p["State: ", h.span(class_=["state", glance.state])[glance.state], glance.note and f" ({glance.note})"]
     stages = [
         h.li[
-            h.span[stage.in_words()],
+            h.span[stage.as_text()],
             h.progress(max=stage.total or 1, value=min(stage.done, stage.total), aria_label=f"rounds of {stage.stage}"),
         ]
         for stage in glance.stages

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import explained, joined
-from oblivionis.runs.glance import RUNNING, STATES, Glance
+from oblivionis.runs.run_status import RUNNING, STATES, Glance
 from oblivionis.view import shell
 
 Rows = Sequence[tuple[str, Glance]]
@@ -150,7 +150,7 @@ def _raw(column: Column, name: str, run: Glance) -> Value:
 
 
 def _stages(run: Glance) -> str:
-    return ", ".join(stage.in_words() for stage in run.stages)
+    return ", ".join(stage.as_text() for stage in run.stages)
 
 
 def _count(runs: Mapping[str, Glance], rows: Rows) -> str:
@@ -241,7 +241,7 @@ def _state(run: Glance) -> h.Node:
         return [word, h.small[" ", run.note] if run.note else None]
     stage = run.current
     bar = h.progress(max=stage.total, value=min(stage.done, stage.total), aria_label=f"rounds of {stage.stage}")
-    return [word, " ", h.small[stage.in_words()], bar if run.state == RUNNING else None]
+    return [word, " ", h.small[stage.as_text()], bar if run.state == RUNNING else None]
 
 
 def _pages(view: View, count: int) -> h.Node:

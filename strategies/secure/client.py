@@ -13,14 +13,14 @@ from cryptography.fernet import InvalidToken
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
-from strategies.flower import (
+from strategies.flower_internals import (
     create_shares,
     decrypt,
     encrypt,
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
-from strategies.secure import words as w
+from strategies.secure import stage_keys as w
 from strategies.secure.masks import (
     SEED_BYTES,
     Stream,

@@ -11,9 +11,9 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies import protocol
+from strategies import message_keys
 from strategies.arrays import blocks, store, view
-from strategies.replies import Verdict
+from strategies.replies import ReplyCheck
 from strategies.secure.server import SecureSum, Summed
 from strategies.secure.terms import SecureSettings
 
@@ -64,14 +64,14 @@ class SecureExchange:
         """Which numbers of a reply are summed."""
         return TALLIES.get(kind, ()) if self.settings.tell else ()
 
-    def verdict(self, kind: str, summed: Summed, sent: ArrayRecord, arrays_key: str, weight_key: str) -> Verdict:
+    def verdict(self, kind: str, summed: Summed, sent: ArrayRecord, arrays_key: str, weight_key: str) -> ReplyCheck:
         """`summed`, without a fault and of some weight, as the one good answer: the clients' weighted mean."""
         named = zip(self.tallies(kind), summed.tallies, strict=True)
         told = {name: value / summed.weight for name, value in named}
         metrics = MetricRecord({weight_key: float(summed.weight), **told})
         model = moved(sent, summed.update / summed.weight)
-        content = RecordDict({arrays_key: model, protocol.METRICS: metrics})
-        return Verdict(protocol.TOGETHER, Message(content, 1, protocol.TRAIN))
+        content = RecordDict({arrays_key: model, message_keys.METRICS: metrics})
+        return ReplyCheck(message_keys.TOGETHER, Message(content, 1, message_keys.TRAIN))
 
 
 def moved(arrays: ArrayRecord, update: NDArray[np.float64]) -> ArrayRecord:

@@ -13,12 +13,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.flower import combine_shares
+from strategies.flower_internals import combine_shares
 from strategies.replies import answers, error_text
-from strategies.secure import words as w
+from strategies.secure import stage_keys as w
 from strategies.secure.masks import SEED_BYTES, Stream, Words, agreed, packed, public_of, signed, unpacked
 from strategies.secure.terms import LARGEST_TALLY, TAIL, TALLY_STEP, WIDEST, Terms
-from strategies.text import clean
+from strategies.untrusted_text import clean
 
 _Reader = Callable[[int, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 """(client, what it was asked, what it says) → what counts of it; raises _ReplyError."""

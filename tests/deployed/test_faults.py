@@ -15,8 +15,8 @@ from support.stages import Recorded
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.requests.ledger import PENDING, Ledger
-from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.erasure.ledger import PENDING, Ledger
+from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import key_hash
 from oblivionis.server.app import serve

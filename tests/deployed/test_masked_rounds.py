@@ -15,10 +15,10 @@ import pytest
 from support.deployed import BRISK, Deployed
 from support.processes import until
 
-from oblivionis.requests.node_ledger import TOOK_PART, NodeLedger
+from oblivionis.erasure.node_ledger import TOOK_PART, NodeLedger
 from oblivionis.runs.directory import RunDirectory
-from strategies import protocol
-from strategies.secure import words
+from strategies import message_keys
+from strategies.secure import stage_keys
 
 pytestmark = pytest.mark.slow
 
@@ -66,8 +66,8 @@ honest = ServerApp.__call__
 
 def call(self, grid, context):
     import numpy
-    from strategies import protocol
-    from strategies.secure import words
+    from strategies import message_keys as protocol
+    from strategies.secure import stage_keys as words
     from strategies.secure.server import SecureSum
 
     hold, exchange, first, sent, held = SecureSum.hold, SecureSum._exchange, {{}}, {{}}, []
@@ -175,9 +175,13 @@ def test_who_claims_another_clients_partition_gets_no_part_of_a_sum(attacked):
     said = f"says that it is client {VICTIM}, and is set aside"
     assert said in attacked.said
     sent = attacked.messages(CLAIMER)
-    assert len(sent) > 1 and {m["kind"] for m in sent} == {protocol.QUERY}, "asked anew when the other is away"
-    assert not any(m["arrays"] or words.RECORD in m["records"] for m in sent)
-    assert {m["kind"] for m in attacked.messages(VICTIM)} >= {words.SHARES_TYPE, words.UNMASK_TYPE, protocol.TRAIN}
+    assert len(sent) > 1 and {m["kind"] for m in sent} == {message_keys.QUERY}, "asked anew when the other is away"
+    assert not any(m["arrays"] or stage_keys.RECORD in m["records"] for m in sent)
+    assert {m["kind"] for m in attacked.messages(VICTIM)} >= {
+        stage_keys.SHARES_TYPE,
+        stage_keys.UNMASK_TYPE,
+        message_keys.TRAIN,
+    }
     assert not attacked.updates(CLAIMER)
 
 

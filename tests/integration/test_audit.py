@@ -32,7 +32,7 @@ SAMPLING = Sampling(samples=40, max_new_tokens=12, rule=Rule(top_p=0.9))
 
 
 @pytest.fixture(scope="module")
-def subject() -> audit.Subject:
+def subject() -> audit.AuditedModel:
     return audit.find_subject("tiny", None, [])
 
 

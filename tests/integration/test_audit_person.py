@@ -21,12 +21,12 @@ from oblivionis.audits import people as person_audit
 from oblivionis.audits.people_outcomes import Person, PersonFact, before_audit, person_slug, read_audit
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.person_facts import facts_of, read_facts
+from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.naming import subject_key
 from oblivionis.reports import people_figures as person_figures
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.reports.people import sentences
-from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 

@@ -10,11 +10,11 @@ from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.updates import open_updates
-from strategies import protocol
+from strategies import message_keys
 
 ROUNDS = ("federation.rounds.finetune=3", "federation.rounds.unlearn=3", "evaluation.every=0")
 ERASER = (*ROUNDS, "unlearning=federaser", "unlearning.updates.every=1", "strategy=fedavgm")
@@ -36,8 +36,8 @@ def test_federaser_serves_the_requests_without_any_unlearning_on_clients(erased)
     requests = list(Ledger(run.ledger_path))
     assert len(requests) == 2 and all(r.state in ("served", "verified") for r in requests)
     kinds = {kind for _, kind in grid.sent}
-    assert kinds == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
-    assert sorted(c for c, kind in grid.sent if kind == protocol.BURY) == sorted(r.client for r in requests)
+    assert kinds == {message_keys.QUERY, message_keys.BURY, message_keys.TRAIN}
+    assert sorted(c for c, kind in grid.sent if kind == message_keys.BURY) == sorted(r.client for r in requests)
     assert tombstones(run) == {i for r in requests for i in r.record_ids}
     assert not events.left_out
     before, after = (run.load_checkpoint(stage).vector for stage in ("finetune", "unlearn"))
@@ -62,8 +62,8 @@ def test_resume_within_an_erasure_equals_not_stopping(erased, tmp_path, reached)
     stop = threading.Event()
 
     def tamper(client, message, reply):
-        settings = message.content.config_records.get(protocol.CONFIG, {})
-        if (settings.get(protocol.STAGE), settings.get(protocol.SERVER_ROUND)) == reached:
+        settings = message.content.config_records.get(message_keys.CONFIG, {})
+        if (settings.get(message_keys.STAGE), settings.get(message_keys.SERVER_ROUND)) == reached:
             stop.set()
         return reply
 
@@ -129,10 +129,12 @@ def test_pga_serves_the_requests_and_keeps_as_many_rounds_as_checkpoints(tmp_pat
     references = {}
 
     def tamper(client, message, reply):
-        if message.metadata.message_type == protocol.UNLEARN:
+        if message.metadata.message_type == message_keys.UNLEARN:
             records = message.content.array_records
-            round = message.content.config_records[protocol.CONFIG][protocol.SERVER_ROUND]
-            references[round] = [records[k][protocol.ADAPTER].numpy() for k in (protocol.REFERENCE, protocol.ARRAYS)]
+            round = message.content.config_records[message_keys.CONFIG][message_keys.SERVER_ROUND]
+            references[round] = [
+                records[k][message_keys.ADAPTER].numpy() for k in (message_keys.REFERENCE, message_keys.ARRAYS)
+            ]
         return reply
 
     execute(config, run, tamper)
@@ -154,16 +156,16 @@ def test_not_negates_on_the_server_and_the_clients_train_on(tmp_path):
     sent = {}
 
     def tamper(client, message, reply):
-        if message.metadata.message_type == protocol.TRAIN:
-            settings = message.content.config_records[protocol.CONFIG]
-            key = settings[protocol.STAGE], settings[protocol.SERVER_ROUND]
-            sent[key] = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
+        if message.metadata.message_type == message_keys.TRAIN:
+            settings = message.content.config_records[message_keys.CONFIG]
+            key = settings[message_keys.STAGE], settings[message_keys.SERVER_ROUND]
+            sent[key] = message.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy()
         return reply
 
     _, grid = execute(config, run, tamper)
     requests = list(Ledger(run.ledger_path))
     assert requests and all(r.state in ("served", "verified") and r.served_round == 1 for r in requests)
-    assert {kind for _, kind in grid.sent} == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
+    assert {kind for _, kind in grid.sent} == {message_keys.QUERY, message_keys.BURY, message_keys.TRAIN}
     finetuned, first = run.load_checkpoint("finetune").vector, sent["unlearn", 1]
     changed = finetuned != first
     assert changed.any() and not changed.all() and np.array_equal(first[changed], -finetuned[changed])
@@ -177,10 +179,10 @@ def beside(method, tmp_path):
     sent, last, stop = {}, {}, threading.Event()
 
     def tamper(client, message, reply):
-        if message.metadata.message_type == protocol.TRAIN:
-            settings = message.content.config_records[protocol.CONFIG]
-            key = settings[protocol.STAGE], settings[protocol.SERVER_ROUND]
-            sent[key] = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
+        if message.metadata.message_type == message_keys.TRAIN:
+            settings = message.content.config_records[message_keys.CONFIG]
+            key = settings[message_keys.STAGE], settings[message_keys.SERVER_ROUND]
+            sent[key] = message.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy()
             if "/" in key[0] and key[1] == 2:
                 last["message"] = message
                 stop.set()
@@ -191,7 +193,7 @@ def beside(method, tmp_path):
     context = grid.contexts[last["message"].metadata.dst_node_id]
     requests = list(Ledger(run.ledger_path))
     assert requests and all(r.state in ("served", "verified") and r.served_round == 1 for r in requests)
-    assert {kind for _, kind in grid.sent} == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
+    assert {kind for _, kind in grid.sent} == {message_keys.QUERY, message_keys.BURY, message_keys.TRAIN}
     served = [event for event in map(json.loads, run.ledger_path.open()) if event["event"] == "served"]
     assert served and all(event["rebuilt-rounds"] == 2 for event in served)
 
@@ -221,8 +223,8 @@ def test_fused_changes_its_adapters_alone_and_goes_on_after_a_stop(tmp_path):
     assert 0 < second.mean() <= 0.1
     assert (run.load_checkpoint("unlearn").vector != finetuned).mean() > 0.5, "FedFT then trains all"
 
-    config = message.content.config_records[protocol.CONFIG]
-    for bits in (config[protocol.MOVING][:-1], config[protocol.MOVING] + b"\0", "all"):
-        config[protocol.MOVING] = bits
+    config = message.content.config_records[message_keys.CONFIG]
+    for bits in (config[message_keys.MOVING][:-1], config[message_keys.MOVING] + b"\0", "all"):
+        config[message_keys.MOVING] = bits
         reply = app(message=message, context=context)
         assert reply.has_error() and "was not sent a bit for each of" in reply.error.reason

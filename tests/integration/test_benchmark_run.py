@@ -10,10 +10,10 @@ from support.inprocess import InProcessGrid
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.models.corpus import corpus_of
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import summary
 from oblivionis.reports.html.run_page import write_html
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events, headline
 from oblivionis.server.app import serve

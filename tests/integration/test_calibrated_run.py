@@ -11,17 +11,17 @@ from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.assessment.audit_numbers import read_audit
-from oblivionis.audits.exchange import DIFFERS, EQUAL, looked_again, replay_exchange
+from oblivionis.audits.message_replay import DIFFERS, EQUAL, looked_again, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.ledger_schema import reported_numbers
+from oblivionis.erasure.node_key import signers
 from oblivionis.errors import RunInterrupted
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.ledger_lines import told_numbers
-from oblivionis.requests.node_key import signers
 from oblivionis.runs.directory import RunDirectory
-from strategies import protocol
+from strategies import message_keys
 
 CALIBRATED = [
     "unlearning=calibrated",
@@ -133,7 +133,7 @@ def test_who_sends_back_the_model_as_received_is_found(tmp_path, monkeypatch, ho
 
 def test_clients_tell_how_far_they_were_from_the_target(finished):
     run, _, _ = finished
-    served = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
+    served = [reported_numbers(line) for line in lines(run) if line["event"] == "served"]
     assert served and all({"forget-gap-before", "forget-gap-after"} <= told.keys() for told in served)
     assert all(told["forget-gap-after"] < told["forget-gap-before"] for told in served if told["unlearn-steps"])
     assert any(told["unlearn-steps"] > 0 for told in served)
@@ -149,7 +149,7 @@ def test_served_requests_are_looked_at_again_and_the_ledger_says_so(finished):
         for server_round in {at, *(n for n in (at + 1, at + 2) if n <= 6), *([6] if at + 3 == 6 else [])}:
             expected.setdefault(server_round, set()).add(client)
     assert [set(clients) for _, clients in events.unlearned] == [expected[r] for r in sorted(expected)]
-    assert sum(kind == protocol.UNLEARN for _, kind in grid.sent) == sum(map(len, expected.values()))
+    assert sum(kind == message_keys.UNLEARN for _, kind in grid.sent) == sum(map(len, expected.values()))
     again = [line for line in lines(run) if line["event"] == "served_again"]
     asked = {(i, n) for i, n in looks(run)}
     of = {r.client: r.id for r in Ledger(run.ledger_path)}
@@ -173,7 +173,7 @@ def test_resume_equals_not_stopping(finished, tmp_path):
 def test_records_that_are_at_their_target_are_served_without_a_step(tmp_path):
     config, run = new_run(tmp_path, "idle", *CALIBRATED, "unlearning.tolerance=50", "federation.rounds.finetune=1")
     events, _ = execute(config, run)
-    told = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
+    told = [reported_numbers(line) for line in lines(run) if line["event"] == "served"]
     assert told and all(t["unlearn-steps"] == 0 and "unlearn-loss" not in t for t in told)
     again = [line for line in lines(run) if line["event"] == "served_again"]
     assert not events.left_out and again and all(line["before"] == line["after"] for line in again)

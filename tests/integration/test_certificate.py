@@ -14,10 +14,13 @@ from support.reports import HOSTILE
 from support.stages import execute, new_run
 
 from oblivionis.assessment.audit_numbers import audit_path, read_audit
-from oblivionis.audits.signatures import foreign_signatures, unknown_signer
+from oblivionis.audits.audit_signatures import foreign_signatures, unknown_signer
 from oblivionis.chain import GENESIS, append_linked
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.node_key import audit_bytes, public_hex, signers
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.files import write_json
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.checks import (
@@ -30,10 +33,7 @@ from oblivionis.reports.certificate.checks import (
 )
 from oblivionis.reports.certificate.page import certificate_page
 from oblivionis.reports.html import request_pages
-from oblivionis.requests.ledger import Ledger, Request
-from oblivionis.requests.node_key import audit_bytes, public_hex, signers
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 
@@ -225,7 +225,7 @@ def test_what_is_measured_later_supersedes(finished, tmp_path):
     folder, _ = certificates.create(copy, request.id, key)
     assert certificates.mark_superseded(copy) == []
     audit = copy.path / "audits" / "leakage-unlearn-0002" / "audit.json"
-    seal.measured(copy, audit, {"questions": []})
+    artifact_binding.measured(copy, audit, {"questions": []})
     assert certificates.mark_superseded(copy) == [folder]
     result = call("certificate", "verify", folder, "--public-key", f"{key}.pub")
     assert result.code == 2 and "superseded" in result.err

@@ -12,18 +12,18 @@ from support.churn import QUIET
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.data.corpora import load_partition
-from oblivionis.models.corpus import corpus_of
-from oblivionis.requests.ledger import Ledger
-from strategies import protocol
-from strategies.churn import ChurningGrid
-from strategies.memory_grid import MemoryGrid
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.models.configured_corpus import corpus_of
+from strategies import message_keys
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rounds.simulated_dropout import ChurningGrid
 
 CLIENTS, ROUNDS = 100, 50
 
 
 def message(node, round):
-    config = ConfigRecord({protocol.SERVER_ROUND: round, protocol.STAGE: "unlearn"})
-    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node, message_type=protocol.TRAIN)
+    config = ConfigRecord({message_keys.SERVER_ROUND: round, message_keys.STAGE: "unlearn"})
+    return Message(RecordDict({message_keys.CONFIG: config}), dst_node_id=node, message_type=message_keys.TRAIN)
 
 
 def churning(share=0.3, seed=0, nodes=10):
@@ -32,7 +32,7 @@ def churning(share=0.3, seed=0, nodes=10):
     def node(partition):
         def answer(message):
             reached[partition] += 1
-            return RecordDict({protocol.METRICS: MetricRecord({protocol.NUM_EXAMPLES: 1})})
+            return RecordDict({message_keys.METRICS: MetricRecord({message_keys.NUM_EXAMPLES: 1})})
 
         return answer
 

@@ -10,7 +10,7 @@ QUERY = """
     from flwr.app import Message, RecordDict
     from support.inprocess import InProcessGrid
     from oblivionis.client.app import app
-    from strategies import protocol
+    from strategies import message_keys as protocol
 
     grid = InProcessGrid(app, 1)
     (node,) = grid.get_node_ids()

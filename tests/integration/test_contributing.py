@@ -13,7 +13,7 @@ EXAMPLES = re.findall(
 )
 FOLDERS = {
     "loss": ("clients/losses", "conf/unlearning", "tests/unit/clients/losses"),
-    "aggregator": ("strategies", "conf/strategy", "tests/unit/strategies"),
+    "aggregator": ("strategies/rules", "conf/strategy", "tests/unit/strategies/rules"),
     "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment/evaluators"),
     "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits/attacks"),
 }

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.data.corpora import load_corpus
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.models.source import resolve
 from oblivionis.reports import model_folder
-from oblivionis.requests.ledger import Ledger
 
 PROMPT = "Question: Where was the author born?\nAnswer:"
 

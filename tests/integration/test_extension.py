@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.server_step import ServerStep
+from strategies.rules.server_step import ServerStep
 
 LIMITS = {"pace": {"help": "Part of the way to the mean.", "at_least": 0, "at_most": 1}}
 
@@ -105,7 +105,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from oblivionis.audits.battery import Attack
+from oblivionis.audits.attack_questions import Attack
 
 LABEL = "shout at it"
 WORDED = True

@@ -11,9 +11,9 @@ from evaluation.leakage.evaluator import LeakageEvaluator
 from evaluation.metrics.tofu import TofuEvaluator
 from oblivionis.assessment.verification import Verification
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted
 from oblivionis.reports import outcome
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 from oblivionis.server import simulation

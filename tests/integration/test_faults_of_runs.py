@@ -17,7 +17,7 @@ from support.processes import WITHOUT_RAY, until
 from support.simulations import Command
 
 from oblivionis.chain import check_chain
-from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger
+from oblivionis.erasure.ledger import SERVED, VERIFIED, Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 

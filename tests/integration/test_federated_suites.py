@@ -22,14 +22,14 @@ from support.processes import WITHOUT_RAY, until
 from support.ray_cluster import two_machines
 from support.tutorials import follow
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated import results
-from benchmarks.federated.demand import Demand
 from benchmarks.federated.executors import ray_tasks, ray_worker
 from benchmarks.federated.executors.parcels import pieces
 from benchmarks.federated.executors.ray_worker import Ended, Order, Probe
 from benchmarks.federated.graph import plan
-from oblivionis.models.machine import usable_cpus
+from benchmarks.federated.resource_demand import Demand
+from oblivionis.models.hardware import usable_cpus
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support import without_ray
 
-from benchmarks.gpu import pack, parts, smollm2, suite, unpack
+from benchmarks.gpu import cuda_tests, kit_parts, pack, smollm2, unpack
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.rows import FAILED, NEEDS_CUDA, NO_TIME, SKIPPED, Rows
+from benchmarks.gpu.result_rows import FAILED, NEEDS_CUDA, NO_TIME, SKIPPED, Rows
 from clients import losses
 
 pytestmark = pytest.mark.slow
-NAMES = [part.name for part in parts.PARTS]
+NAMES = [part.name for part in kit_parts.PARTS]
 TINY = ["--device", "cpu", "--tiny"]
 
 
@@ -40,7 +40,7 @@ def found(folder: Path) -> dict:
 def test_every_part_is_there_and_every_number_finite(found: dict) -> None:
     assert list(found["parts"]) == NAMES and found["device"]["cpus"] >= 1 and found["versions"]["torch"]
     assert found["parts"]["tests"]["status"] == SKIPPED
-    assert {found["parts"][name]["status"] for name in NAMES if name != "tests"} == {parts.DONE}
+    assert {found["parts"][name]["status"] for name in NAMES if name != "tests"} == {kit_parts.DONE}
     rows = [row for part in found["parts"].values() for row in part["rows"].values()]
     numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
     assert len(numbers) > 100 and all(math.isfinite(number) for number in numbers)
@@ -103,21 +103,21 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_a_part_in_a_process_of_its_own() -> None:
-    tests, options = parts.PARTS[0], Options("cpu")
-    told = parts.outcome(tests, options, time.time() + 600, apart=True)
+    tests, options = kit_parts.PARTS[0], Options("cpu")
+    told = kit_parts.outcome(tests, options, time.time() + 600, apart=True)
     assert told["status"] == SKIPPED and set(told["rows"].popitem()[1]) == {SKIPPED}
-    unknown = parts.Part("nothing", "nothing", "", 0, 60)
-    told = parts.outcome(unknown, options, time.time() + 600, apart=True)
+    unknown = kit_parts.Part("nothing", "nothing", "", 0, 60)
+    told = kit_parts.outcome(unknown, options, time.time() + 600, apart=True)
     assert told["status"] == FAILED and told["why"].startswith("exit code 1: StopIteration")
 
 
 def test_pytest_tells_what_passed_and_what_failed(tmp_path: Path) -> None:
     file = tmp_path / "test_two.py"
     file.write_text("import pytest\n\n\ndef test_one(): ...\n\n\n@pytest.mark.skip\ndef test_two(): ...\n")
-    assert suite.tested(file, 60) == {"passed": 1, "not_for_a_gpu": 1}
+    assert cuda_tests.tested(file, 60) == {"passed": 1, "not_for_a_gpu": 1}
     file.write_text("def test_one(): assert False\n")
     with pytest.raises(AssertionError, match="1 of 1 tests failed: test_one"):
-        suite.tested(file, 60)
+        cuda_tests.tested(file, 60)
 
 
 def test_the_luggage_is_whole_or_told(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import json, sys
 from pathlib import Path
 import ray
 from oblivionis.config import compose as configuration
-from oblivionis.models import machine
+from oblivionis.models import hardware as machine
 from oblivionis.server import simulation
 from oblivionis.runs.progress import Events
-from oblivionis.models.machine import Machine
+from oblivionis.models.hardware import Machine
 from oblivionis.runs.directory import RunDirectory
 from flwr.simulation.ray_transport import ray_actor
 

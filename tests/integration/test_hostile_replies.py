@@ -14,13 +14,13 @@ from support.stages import execute, new_run, tombstones
 from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
-from oblivionis.models.corpus import corpus_of
-from oblivionis.requests.ledger import PENDING, Ledger
-from oblivionis.requests.ledger_lines import line_fault
-from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_ledger import NodeLedger
-from strategies import protocol
-from strategies.told import TRAIN, UNLEARN
+from oblivionis.erasure.ledger import PENDING, Ledger
+from oblivionis.erasure.ledger_schema import line_fault
+from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.models.configured_corpus import corpus_of
+from strategies import message_keys
+from strategies.metric_schema import TRAIN, UNLEARN
 
 CLIENTS = 9
 LIARS = 8
@@ -42,7 +42,7 @@ def lying(plan, message_type):
     def tamper(client, message, reply):
         if message.metadata.message_type != message_type:
             return reply
-        name = plan.get((message.content[protocol.CONFIG][protocol.SERVER_ROUND], client))
+        name = plan.get((message.content[message_keys.CONFIG][message_keys.SERVER_ROUND], client))
         return reply if name is None else KINDS[name](message, reply)
 
     return tamper
@@ -66,7 +66,7 @@ def finetuned(tmp_path_factory):
     rounds = max(server_round for server_round, _ in plan)
     settings = [*SIZES, f"federation.rounds.finetune={rounds}", "stages=[finetune]", "model.lora.rank=2"]
     config, run = new_run(tmp_path_factory.mktemp("hostile"), "finetune", *settings)
-    events, _ = execute(config, run, lying(plan, protocol.TRAIN))
+    events, _ = execute(config, run, lying(plan, message_keys.TRAIN))
     return config, run, events, plan
 
 
@@ -90,7 +90,7 @@ def unlearned(finetuned, tmp_path_factory):
     settings += ["unlearning.requests.extra_rounds=0"]
     settings += ["unlearning.requests.policy=file", f"unlearning.requests.file={file}", "unlearning.epochs=1"]
     config, run = new_run(home, "unlearn", *settings)
-    events, _ = execute(config, run, lying(plan, protocol.UNLEARN))
+    events, _ = execute(config, run, lying(plan, message_keys.UNLEARN))
     return run, events, plan, names
 
 
@@ -181,10 +181,10 @@ def query(**numbers):
     """Another answer to a query than the honest one: these numbers, None: not told."""
 
     def sent(message, reply):
-        metrics = {**reply.content[protocol.METRICS], **{k.replace("_", "-"): v for k, v in numbers.items()}}
+        metrics = {**reply.content[message_keys.METRICS], **{k.replace("_", "-"): v for k, v in numbers.items()}}
         kept = {k: v for k, v in metrics.items() if v is not None}
-        rest = {k: v for k, v in reply.content.items() if k != protocol.METRICS}
-        return Message(RecordDict({protocol.METRICS: MetricRecord(kept), **rest}), reply_to=message)
+        rest = {k: v for k, v in reply.content.items() if k != message_keys.METRICS}
+        return Message(RecordDict({message_keys.METRICS: MetricRecord(kept), **rest}), reply_to=message)
 
     return sent
 
@@ -193,9 +193,9 @@ def requests(**changes):
     """Other values in what a node says of its requests."""
 
     def sent(message, reply):
-        if protocol.REQUESTS in reply.content:
+        if message_keys.REQUESTS in reply.content:
             for key, value in changes.items():
-                reply.content[protocol.REQUESTS][key.replace("_", "-")] = value
+                reply.content[message_keys.REQUESTS][key.replace("_", "-")] = value
         return reply
 
     return sent
@@ -243,9 +243,9 @@ def asked(tmp_path_factory):
     told = []
 
     def tamper(client, message, reply):
-        if message.metadata.message_type == protocol.UNLEARN:
-            told.append((client, list(message.content[protocol.CONFIG][protocol.RECORD_IDS])))
-        if client != 2 or message.metadata.message_type != protocol.QUERY:
+        if message.metadata.message_type == message_keys.UNLEARN:
+            told.append((client, list(message.content[message_keys.CONFIG][message_keys.RECORD_IDS])))
+        if client != 2 or message.metadata.message_type != message_keys.QUERY:
             return reply
         return next(turns, lambda message, reply: reply)(message, reply)
 

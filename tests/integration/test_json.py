@@ -10,13 +10,13 @@ import typer
 from support import wikidata_dump
 from support.commands import call, in_process
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated import results
 from benchmarks.tuning import tune
 from oblivionis.cli import main as cli
 from oblivionis.cli.as_json import plain
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunFailed
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 

@@ -17,14 +17,14 @@ from oblivionis.client import worker
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.verification_records import judgement_of, records_of
+from oblivionis.erasure.verification_rules import judge_request
 from oblivionis.errors import RunInterrupted
 from oblivionis.models.assembly import assemble
-from oblivionis.requests.judgement import judge_request
-from oblivionis.requests.judgements import judgement_of, records_of
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.runs.directory import RunDirectory
-from strategies import protocol
+from strategies import message_keys
 
 ALL = ("federation.fraction_train=1.0", "federation.rounds.finetune=1", "federation.keep_checkpoints=9")
 BY_FILE = ("stages=[unlearn]", "unlearning.requests.policy=file", "federation.rounds.unlearn=4")
@@ -55,9 +55,9 @@ class Wire:
 
     def __call__(self, client, message, reply):
         kind = message.metadata.message_type
-        if kind != protocol.QUERY:
-            config = message.content.config_records[protocol.CONFIG]
-            self.seen.append((kind, int(config[protocol.SERVER_ROUND]), client, message, reply))
+        if kind != message_keys.QUERY:
+            config = message.content.config_records[message_keys.CONFIG]
+            self.seen.append((kind, int(config[message_keys.SERVER_ROUND]), client, message, reply))
         return reply
 
     def clients(self, kind):
@@ -70,7 +70,7 @@ class Wire:
 
 
 def adapter(message):
-    return message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
+    return message.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy()
 
 
 def schedule(finetuned):
@@ -105,8 +105,8 @@ def left(finetuned, tmp_path_factory):
 
 def test_who_left_is_never_addressed_again(left):
     _, run, wire, events = left
-    assert wire.clients(protocol.TRAIN) == {1: {0, 1, 2, 3}, 2: {0, 1, 3}, 3: {0, 1, 3}, 4: {0, 1, 3}}
-    assert wire.clients(protocol.UNLEARN)[2] == {2} and 3 not in wire.clients(protocol.UNLEARN)
+    assert wire.clients(message_keys.TRAIN) == {1: {0, 1, 2, 3}, 2: {0, 1, 3}, 3: {0, 1, 3}, 4: {0, 1, 3}}
+    assert wire.clients(message_keys.UNLEARN)[2] == {2} and 3 not in wire.clients(message_keys.UNLEARN)
     assert not events.left_out and not events.warnings[1:], "but for the missing retrained model"
     states = {r.id: r.state for r in Ledger(run.ledger_path)}
     assert states.pop("leave-again") == "covered"
@@ -128,7 +128,7 @@ def test_who_left_has_buried_everything_and_is_marked(finetuned, left):
 def test_a_left_client_refuses_to_train_in_another_process_and_run(left):
     """All that a later message meets is the node's folder."""
     _, _, wire, _ = left
-    message = next(m for kind, _, client, m, _ in wire.seen if kind == protocol.TRAIN and client == 2)
+    message = next(m for kind, _, client, m, _ in wire.seen if kind == message_keys.TRAIN and client == 2)
     context = _context(2)
     reply = app(message=message, context=context)
     assert reply.has_error()
@@ -145,13 +145,13 @@ def test_a_client_decides_itself_what_all_is(finetuned, left, tmp_path):
     """The server of a deployment knows no record: the message names none."""
     partition = finetuned[3]
     _, _, wire, _ = left
-    received = next(m for kind, _, client, m, _ in wire.seen if kind == protocol.UNLEARN and client == 2)
-    config = ConfigRecord({**received.content.config_records[protocol.CONFIG], "nodes-dir": str(tmp_path)})
-    config[protocol.REQUEST_IDS], config[protocol.SCOPES] = ["bye"], [protocol.SCOPE_CLIENT]
-    config[protocol.RECORD_IDS], config[protocol.RECORD_COUNTS] = [], [0]
-    arrays = ArrayRecord({protocol.ADAPTER: Array(adapter(received))})
-    content = RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: config})
-    message = Message(content, dst_node_id=received.metadata.dst_node_id, message_type=protocol.UNLEARN)
+    received = next(m for kind, _, client, m, _ in wire.seen if kind == message_keys.UNLEARN and client == 2)
+    config = ConfigRecord({**received.content.config_records[message_keys.CONFIG], "nodes-dir": str(tmp_path)})
+    config[message_keys.REQUEST_IDS], config[message_keys.SCOPES] = ["bye"], [message_keys.SCOPE_CLIENT]
+    config[message_keys.RECORD_IDS], config[message_keys.RECORD_COUNTS] = [], [0]
+    arrays = ArrayRecord({message_keys.ADAPTER: Array(adapter(received))})
+    content = RecordDict({message_keys.ARRAYS: arrays, message_keys.CONFIG: config})
+    message = Message(content, dst_node_id=received.metadata.dst_node_id, message_type=message_keys.UNLEARN)
     message.metadata.__dict__["_message_id"] = "made"
     reply = app(message=message, context=_context(2))
     assert next(iter(reply.content.metric_records.values()))["num-examples"] == len(partition.ids[2])
@@ -163,12 +163,12 @@ def test_the_share_of_a_subject_weighs_by_records(finetuned, left):
     _, held, _ = schedule(finetuned)
     counts = {client: len(ids) + 2 * (client == 0) for client, ids in {0: [], **held}.items()}
     _, _, wire, _ = left
-    exchange = {c: (m, r) for kind, round, c, m, r in wire.seen if kind == protocol.UNLEARN and round == 1}
+    exchange = {c: (m, r) for kind, round, c, m, r in wire.seen if kind == message_keys.UNLEARN and round == 1}
     assert set(exchange) == set(counts) and len(counts) >= 2
     sent = adapter(next(iter(exchange.values()))[0]).astype(np.float64)
     total = sum(counts.values())
     expected = sent + sum(counts[c] / total * (adapter(r).astype(np.float64) - sent) for c, (_, r) in exchange.items())
-    trained = next(adapter(m) for kind, round, _, m, _ in wire.seen if kind == protocol.TRAIN and round == 1)
+    trained = next(adapter(m) for kind, round, _, m, _ in wire.seen if kind == message_keys.TRAIN and round == 1)
     np.testing.assert_allclose(trained, expected, rtol=1e-6, atol=1e-7)
     assert len(set(counts.values())) > 1, "or else the weights would not show"
 
@@ -192,7 +192,7 @@ def test_resume_after_a_stop_equals_not_stopping(finetuned, left, tmp_path, roun
     with pytest.raises(RunInterrupted):
         execute(config, run, events=Recorded(threading.Event(), ("unlearn", round)))
     wire = finish(config, run)
-    assert wire.clients(protocol.TRAIN) == {r: {0, 1, 2, 3} if r == 1 else {0, 1, 3} for r in range(round, 5)}
+    assert wire.clients(message_keys.TRAIN) == {r: {0, 1, 2, 3} if r == 1 else {0, 1, 3} for r in range(round, 5)}
     assert_same_end(run, left[1])
 
 
@@ -203,8 +203,8 @@ def test_the_exchange_of_a_leaving_client_is_repeated_after_a_lost_checkpoint(fi
         execute(config, run, events=Recorded(threading.Event(), ("unlearn", 3)))
     (run.path / "checkpoints/unlearn/round-0002.safetensors").write_bytes(b"torn")
     wire = finish(config, run)
-    assert wire.clients(protocol.UNLEARN) == {2: {2}}
-    assert wire.clients(protocol.TRAIN) == {round: {0, 1, 3} for round in (2, 3, 4)}
+    assert wire.clients(message_keys.UNLEARN) == {2: {2}}
+    assert wire.clients(message_keys.TRAIN) == {round: {0, 1, 3} for round in (2, 3, 4)}
     assert_same_end(run, left[1])
     events = [json.loads(line) for line in run.ledger_path.read_text().splitlines()]
     assert [e["scope"] for e in events if e["event"] == "rolled_back"] == ["client"]
@@ -247,7 +247,7 @@ def test_a_method_that_needs_retain_records_leaves_the_request_pending(finetuned
     assert (asked.id, asked.state, asked.attempts, asked.failure) == ("leave", "pending", 2, reason)
     assert served.state in ("served", "verified"), "the other client's request does not wait for it"
     assert events.warnings[-1] == f"1 deletion requests are still pending: leave ({reason})"
-    assert wire.clients(protocol.TRAIN) == {1: {0, 1, 3}, 2: {0, 1, 3}}, "who asks to leave contributes no more"
+    assert wire.clients(message_keys.TRAIN) == {1: {0, 1, 3}, 2: {0, 1, 3}}, "who asks to leave contributes no more"
 
 
 @pytest.mark.parametrize(("leaving", "least"), [([0, 1, 2, 3], 1), ([1], 4)])
@@ -263,7 +263,7 @@ def test_rounds_go_on_when_too_few_clients_are_left(finetuned, tmp_path, leaving
         run.finish_stage("finetune", finetune.stage_summary("finetune"), finetune.evaluation_log("finetune"))
     wire = Wire()
     events, _ = execute(config, run, tamper=wire)
-    assert set(wire.clients(protocol.TRAIN)) == {1} and wire.clients(protocol.UNLEARN) == {2: set(leaving)}
+    assert set(wire.clients(message_keys.TRAIN)) == {1} and wire.clients(message_keys.UNLEARN) == {2: set(leaving)}
     assert f"round 2: nobody trained, fewer than {least} clients are left that may" in events.warnings
     assert run.stage_summary("unlearn")["rounds"] == 2
 
@@ -327,5 +327,7 @@ def test_no_buried_record_is_ever_trained_on(finetuned, tmp_path, monkeypatch, s
     assert len(asked) == len(set(asked)) and buried() == set(asked)
     for request in requests:
         if request.scope == "client":
-            trained = {round for round, clients in wire.clients(protocol.TRAIN).items() if request.client in clients}
+            trained = {
+                round for round, clients in wire.clients(message_keys.TRAIN).items() if request.client in clients
+            }
             assert all(round < request.round for round in trained)

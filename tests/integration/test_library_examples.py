@@ -16,7 +16,7 @@ from support.commands import call, in_process
 
 from oblivionis import ConfigError, Run, RunFailed, evaluate_model, load_model, losses, simulate
 from oblivionis.config.compose import compose
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.server import simulation
 
 ROOT = Path(__file__).resolve().parents[2]

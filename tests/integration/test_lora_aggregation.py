@@ -17,8 +17,8 @@ from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.models import adapters, lora
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory
-from strategies import protocol
-from strategies.lora_product import ProductMean
+from strategies import message_keys
+from strategies.rules.lora_product import ProductMean
 
 STAGES = ("finetune", "retrain", "unlearn")
 
@@ -39,8 +39,8 @@ def finished(request, tmp_path_factory):
     sent = []
 
     def watch(client, message, reply):
-        if protocol.ARRAYS in message.content.array_records:
-            sizes = [m.content[protocol.ARRAYS][protocol.ADAPTER].shape for m in (message, reply)]
+        if message_keys.ARRAYS in message.content.array_records:
+            sizes = [m.content[message_keys.ARRAYS][message_keys.ADAPTER].shape for m in (message, reply)]
             sent.append((message.metadata.message_type, *sizes))
         return reply
 
@@ -62,7 +62,7 @@ def test_only_b_travels_when_a_is_frozen(finished):
     sizes = {part: sum(p.numel() for n, p in model.named_parameters() if part in n) for part in ("lora_A", "lora_B")}
     expected = sizes["lora_B"] if mode == "freeze_a" else sizes["lora_A"] + sizes["lora_B"]
     assert {shape for _, *shapes in sent for shape in shapes} == {(expected,)}
-    assert {kind for kind, *_ in sent} == {protocol.TRAIN, protocol.UNLEARN}
+    assert {kind for kind, *_ in sent} == {message_keys.TRAIN, message_keys.UNLEARN}
 
 
 def test_the_frozen_a_is_the_same_on_both_sides_and_never_moves(finished):

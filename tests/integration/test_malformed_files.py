@@ -20,11 +20,11 @@ from support.reports import make_run
 
 from oblivionis import files
 from oblivionis.cli import main as cli
-from oblivionis.requests.judgement import VERIFIED, Judgement
-from oblivionis.requests.ledger import Ledger, Request
-from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement
 from oblivionis.runs.directory import Checkpoint
-from strategies.protocol import SCOPE_RECORDS
+from strategies.message_keys import SCOPE_RECORDS
 
 SECONDS = 20
 
@@ -270,7 +270,7 @@ def nothing_runs():
 
 
 def cli_check(config):
-    from oblivionis.requests.schedule import check_requests
+    from oblivionis.erasure.schedule import check_requests
 
     check_requests(config)
 

@@ -16,9 +16,9 @@ from support.inprocess import InProcessGrid
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError
 from oblivionis.models import tiny
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve

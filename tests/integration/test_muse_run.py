@@ -21,13 +21,13 @@ from oblivionis.data import fictitious, tofu
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.models.assembly import assemble
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import summary as report
 from oblivionis.reports.html.run_page import write_html
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve

@@ -15,13 +15,11 @@ from oblivionis.chain import GENESIS, append_all, check_chain
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
-from oblivionis.errors import RunInterrupted
-from oblivionis.requests.from_nodes import answer_query
-from oblivionis.requests.judgement import OUTCOMES
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.requests.verify import check_ledgers
-from oblivionis.requests.wire import (
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.ledger_check import check_ledgers
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.node_request_sources import answer_query
+from oblivionis.erasure.query_schema import (
     Answer,
     Question,
     Told,
@@ -32,9 +30,11 @@ from oblivionis.requests.wire import (
     write_answer,
     write_question,
 )
+from oblivionis.erasure.verification_rules import OUTCOMES
+from oblivionis.errors import RunInterrupted
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.server.app import serve
-from strategies import protocol
+from strategies import message_keys
 
 SETTINGS = (
     "unlearning.requests.policy=nodes",
@@ -138,7 +138,7 @@ def test_a_request_is_served_in_the_round_after_it_was_made(served, trained):
     expected = {r.id for r in trained[2].train if r.subject == person} & set(trained[3].ids[1])
     assert (other.id, other.client, set(other.record_ids)) == ("art17-client-0001", 1, expected)
     assert (other.served_round, other.scope, other.subject, other.reason) == (2, "subject", "", "")
-    addressed = [c for c, m, _ in wire.seen if m.metadata.message_type == protocol.UNLEARN]
+    addressed = [c for c, m, _ in wire.seen if m.metadata.message_type == message_keys.UNLEARN]
     assert addressed == [0, 1] and not events.left_out
     assert [w for w in events.warnings if "retrained" not in w] == []
 
@@ -167,7 +167,7 @@ def test_the_adapter_hashes_are_those_of_the_models(served):
 
 def test_every_connected_node_is_asked_in_every_round_and_at_the_end(served):
     _, _, _, wire, _, _, _ = served
-    asked = [c for c, m, _ in wire.seen if m.metadata.message_type == protocol.QUERY]
+    asked = [c for c, m, _ in wire.seen if m.metadata.message_type == message_keys.QUERY]
     assert sorted(asked) == sorted([0, 1, 2, 3] * 6), "who are you, rounds 1 to 3, one more look, the end"
 
 
@@ -176,7 +176,7 @@ def test_names_reasons_and_contents_stay_on_the_node(served, trained):
     texts = {person, SECRET, *(r.question for r in trained[2].train), *(r.answer for r in trained[2].train)}
     for _, message, reply in wire.seen:
         said = [m.content.config_records for m in (message, reply)]
-        if message.metadata.message_type != protocol.QUERY:
+        if message.metadata.message_type != message_keys.QUERY:
             assert said[1] == {}, "only the answer to a query has words in it"
         for text in texts:
             assert text not in str(dict(said[1])), "from the client"
@@ -292,10 +292,10 @@ def test_told_again_it_is_not_served_again_and_a_lost_outcome_is_told_until_it_i
 
     def deaf(client, message, reply):
         """Of client 2 the answers to the queries of rounds 2 and 3, and to that at the end, are lost."""
-        config = message.content.config_records[protocol.CONFIG]
-        if client != 2 or message.metadata.message_type != protocol.QUERY or protocol.LEDGER not in config:
+        config = message.content.config_records[message_keys.CONFIG]
+        if client != 2 or message.metadata.message_type != message_keys.QUERY or message_keys.LEDGER not in config:
             return reply
-        round = config[protocol.SERVER_ROUND]
+        round = config[message_keys.SERVER_ROUND]
         which = "end" if round == 3 and 3 not in lose else round
         if which not in lose:
             return reply
@@ -306,7 +306,7 @@ def test_told_again_it_is_not_served_again_and_a_lost_outcome_is_told_until_it_i
     assert not lose and len(Ledger(run.ledger_path).unacknowledged(2)) == 1, "the verification"
     execute(config, run, folders)
     assert Ledger(run.ledger_path).unacknowledged(2) == []
-    assert [c for c, kind in grid.sent if kind == protocol.UNLEARN] == [2]
+    assert [c for c, kind in grid.sent if kind == message_keys.UNLEARN] == [2]
     (request,) = Ledger(run.ledger_path)
     assert request.served_round == 1
     noted = [json.loads(line) for line in (folders[2] / "requests.jsonl").read_text().splitlines()]
@@ -324,7 +324,7 @@ def test_a_resumed_run_serves_what_it_had_served_beyond_its_checkpoint_again(tra
 
     def fail_training(client, message, reply):
         """Ctrl-C while the clients train in round 1, after the exchange that served the request."""
-        if message.metadata.message_type == protocol.TRAIN:
+        if message.metadata.message_type == message_keys.TRAIN:
             stop.set()
         return reply
 
@@ -383,9 +383,9 @@ def test_nobody_trains_on_records_from_the_request_on(trained, tmp_path):
     config, run = new_run(tmp_path, "again", *SETTINGS, "stages=[finetune]")
     wire = Wire()
     execute(config, run, folders, tamper=wire)
-    replies = {c: r for c, message, r in wire.seen if message.metadata.message_type == protocol.TRAIN}
+    replies = {c: r for c, message, r in wire.seen if message.metadata.message_type == message_keys.TRAIN}
     assert "no record left to train on" in replies.pop(1).error.reason
-    learned = {c: r.content.metric_records[protocol.METRICS][protocol.NUM_EXAMPLES] for c, r in replies.items()}
+    learned = {c: r.content.metric_records[message_keys.METRICS][message_keys.NUM_EXAMPLES] for c, r in replies.items()}
     assert learned == {c: len(ids[c]) - 2 * (c == 0) for c in (0, 2, 3)}
     assert not any((folder / "tombstones.jsonl").exists() for folder in folders)
 
@@ -396,8 +396,8 @@ def test_a_node_that_talks_nonsense_is_set_aside_with_a_warning(trained, tmp_pat
     submit(folders[1], "--ids", trained[3].ids[1][0], "--id", "y")
 
     def garble(client, message, reply):
-        if client == 0 and protocol.REQUESTS in reply.content:
-            reply.content[protocol.REQUESTS][protocol.RECORD_COUNTS] = [7]
+        if client == 0 and message_keys.REQUESTS in reply.content:
+            reply.content[message_keys.REQUESTS][message_keys.RECORD_COUNTS] = [7]
         return reply
 
     events, _ = execute(config, run, folders, tamper=garble)
@@ -422,29 +422,41 @@ def test_what_is_written_is_read_again():
 
 
 BAD_ANSWERS = {
-    "no counts": ({protocol.RECORD_COUNTS: None}, "record-counts: Expected `array`, got `null`; found None"),
-    "counts that do not divide": ({protocol.RECORD_COUNTS: [2, 2]}, "record counts add up to 4, but there are 3"),
-    "a count of 0": ({protocol.RECORD_COUNTS: [3, 0]}, r"record-counts\[1\]: Expected `int` >= 1; found 0"),
-    "a truth for a count": ({protocol.RECORD_COUNTS: [2, True]}, r"record-counts\[1\]: Expected `int`, got `bool`"),
-    "a fraction for a count": ({protocol.RECORD_COUNTS: [2, 1.0]}, r"record-counts\[1\]: Expected `int`, got `float`"),
-    "fewer scopes": ({protocol.SCOPES: ["records"]}, "2 requests, but 1 scopes and 2 record counts"),
+    "no counts": ({message_keys.RECORD_COUNTS: None}, "record-counts: Expected `array`, got `null`; found None"),
+    "counts that do not divide": ({message_keys.RECORD_COUNTS: [2, 2]}, "record counts add up to 4, but there are 3"),
+    "a count of 0": ({message_keys.RECORD_COUNTS: [3, 0]}, r"record-counts\[1\]: Expected `int` >= 1; found 0"),
+    "a truth for a count": ({message_keys.RECORD_COUNTS: [2, True]}, r"record-counts\[1\]: Expected `int`, got `bool`"),
+    "a fraction for a count": (
+        {message_keys.RECORD_COUNTS: [2, 1.0]},
+        r"record-counts\[1\]: Expected `int`, got `float`",
+    ),
+    "fewer scopes": ({message_keys.SCOPES: ["records"]}, "2 requests, but 1 scopes and 2 record counts"),
     "unknown scope": (
-        {protocol.SCOPES: ["records", "everything"]},
+        {message_keys.SCOPES: ["records", "everything"]},
         r"scopes\[1\]: Expected one of records, client, subject; found 'everything'",
     ),
     "a path as id": (
-        {protocol.REQUEST_IDS: ["x", "../../etc/passwd"]},
+        {message_keys.REQUEST_IDS: ["x", "../../etc/passwd"]},
         r"request-ids\[1\]: Expected an id of 1 to 64 letters, .*; found '\.\./\.\./etc/passwd'",
     ),
-    "an id with a line break": ({protocol.REQUEST_IDS: ["x", "y\n"]}, r"request-ids\[1\]: .*; found 'y\\n'"),
-    "an id twice": ({protocol.REQUEST_IDS: ["x", "x"]}, "request x is told twice"),
-    "a record twice": ({protocol.RECORD_IDS: ["a", "a", "c"]}, "request x names a record twice"),
-    "an empty record id": ({protocol.RECORD_IDS: ["a", "", "c"]}, r"record-ids\[1\]: Expected `str` of length >= 1"),
-    "an endless record id": ({protocol.RECORD_IDS: ["a", "b" * 513, "c"]}, "of length <= 512; found 'bbb.{55}…$"),
-    "numbers for texts": ({protocol.RECORD_IDS: [1, 2, 3]}, r"record-ids\[0\]: Expected `str`, got `int`; found 1"),
-    "no hash": ({protocol.LEDGER_HEAD: "abc"}, "ledger-head: Expected a SHA-256; found 'abc'"),
-    "no hashes": ({protocol.ACKNOWLEDGED: ["<script>"]}, r"acknowledged\[0\]: Expected a SHA-256; found '<script>'"),
-    "too many requests": ({protocol.REQUEST_IDS: ["x"] * 10_001}, "request-ids: Expected `array` of length <= 10000"),
+    "an id with a line break": ({message_keys.REQUEST_IDS: ["x", "y\n"]}, r"request-ids\[1\]: .*; found 'y\\n'"),
+    "an id twice": ({message_keys.REQUEST_IDS: ["x", "x"]}, "request x is told twice"),
+    "a record twice": ({message_keys.RECORD_IDS: ["a", "a", "c"]}, "request x names a record twice"),
+    "an empty record id": (
+        {message_keys.RECORD_IDS: ["a", "", "c"]},
+        r"record-ids\[1\]: Expected `str` of length >= 1",
+    ),
+    "an endless record id": ({message_keys.RECORD_IDS: ["a", "b" * 513, "c"]}, "of length <= 512; found 'bbb.{55}…$"),
+    "numbers for texts": ({message_keys.RECORD_IDS: [1, 2, 3]}, r"record-ids\[0\]: Expected `str`, got `int`; found 1"),
+    "no hash": ({message_keys.LEDGER_HEAD: "abc"}, "ledger-head: Expected a SHA-256; found 'abc'"),
+    "no hashes": (
+        {message_keys.ACKNOWLEDGED: ["<script>"]},
+        r"acknowledged\[0\]: Expected a SHA-256; found '<script>'",
+    ),
+    "too many requests": (
+        {message_keys.REQUEST_IDS: ["x"] * 10_001},
+        "request-ids: Expected `array` of length <= 10000",
+    ),
 }
 
 
@@ -496,16 +508,16 @@ BAD_OUTCOMES = {
 def test_a_question_that_is_not_well_is_refused_and_nothing_is_entered(name, tmp_path):
     text, reason = BAD_OUTCOMES[name]
     with pytest.raises(WireError, match=reason):
-        answer_query({**write_question(QUESTION), protocol.OUTCOMES: [text.replace("%s", HEAD)]}, 0, tmp_path)
+        answer_query({**write_question(QUESTION), message_keys.OUTCOMES: [text.replace("%s", HEAD)]}, 0, tmp_path)
     assert not (tmp_path / "requests.jsonl").exists()
 
 
 BAD_QUESTIONS = {
-    "a round before the first": ({protocol.SERVER_ROUND: -1}, "server-round: Expected `int` >= 0; found -1"),
-    "a truth for a round": ({protocol.SERVER_ROUND: True}, "server-round: Expected `int`, got `bool`"),
-    "no name of a run": ({protocol.RUN: 3}, "run: Expected `str`, got `int`; found 3"),
-    "a ledger that is none": ({protocol.LEDGER: "x"}, "ledger: Expected a SHA-256; found 'x'"),
-    "no list of outcomes": ({protocol.OUTCOMES: "x"}, "outcomes: Expected `array`, got `str`; found 'x'"),
+    "a round before the first": ({message_keys.SERVER_ROUND: -1}, "server-round: Expected `int` >= 0; found -1"),
+    "a truth for a round": ({message_keys.SERVER_ROUND: True}, "server-round: Expected `int`, got `bool`"),
+    "no name of a run": ({message_keys.RUN: 3}, "run: Expected `str`, got `int`; found 3"),
+    "a ledger that is none": ({message_keys.LEDGER: "x"}, "ledger: Expected a SHA-256; found 'x'"),
+    "no list of outcomes": ({message_keys.OUTCOMES: "x"}, "outcomes: Expected `array`, got `str`; found 'x'"),
 }
 
 
@@ -525,7 +537,7 @@ def test_a_plain_query_gets_the_partition_and_touches_no_file(tmp_path):
     grid = InProcessGrid(app, 1)
     (node,) = grid.contexts
     grid.contexts[node].node_config["node-dir"] = str(tmp_path / "node")
-    content = RecordDict({protocol.CONFIG: ConfigRecord({})})
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=protocol.QUERY)])
-    assert not isinstance(reply, Error) and list(reply.content) == [protocol.METRICS]
+    content = RecordDict({message_keys.CONFIG: ConfigRecord({})})
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=message_keys.QUERY)])
+    assert not isinstance(reply, Error) and list(reply.content) == [message_keys.METRICS]
     assert not (tmp_path / "node").exists()

@@ -23,22 +23,22 @@ from oblivionis.client.app import answering, app
 from oblivionis.config import compose as configuration
 from oblivionis.data.own_records import load, to_record
 from oblivionis.data.tokenize import encode_all
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.node_key import audit_bytes, audit_key
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.verification_rules import judge_counts
 from oblivionis.models.assembly import assemble
+from oblivionis.reports.client_tables import audit_table, print_nodes
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.reports.nodes import audit_table, print_nodes
 from oblivionis.reports.summary import print_summary
-from oblivionis.requests.judgement import judge_counts
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_key import audit_bytes, audit_key
-from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.row_files import Row
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 from oblivionis.server.app import serve
-from strategies import protocol
+from strategies import message_keys
 from strategies.errors import NodeMapError
-from strategies.nodes import NodeMap
+from strategies.rounds.nodes import NodeMap
 
 CLIENTS = 3
 BASE = (
@@ -132,7 +132,7 @@ def test_requests_are_served_and_verified_by_the_clients_numbers(finished):
             assert audit[moment]["failed_evaluators"] == 0
             assert {"leakage_m_bin", "ruler_mean_rank", "retain_prob", "retain_rouge"} <= set(audit[moment])
         assert audit["after"]["request_prob"] < audit["before"]["request_prob"]
-    asked = [client for client, kind in grid.sent if kind == protocol.AUDIT]
+    asked = [client for client, kind in grid.sent if kind == message_keys.AUDIT]
     assert sorted(asked) == [0, 0, 0, 1, 1, 1, 2, 2, 2], "only who asks to forget, three times each"
     assert not events.left_out and not events.warnings
 
@@ -180,26 +180,32 @@ def test_nothing_that_a_client_sends_says_what_its_records_say(finished, sequenc
     texts = texts_of(row for client in range(CLIENTS) for row in records(client))
     size = len(run.load_checkpoint("finetune").vector)
     kinds = {kind for _, kind, _ in wire.replies}
-    assert kinds == {protocol.QUERY, protocol.TRAIN, protocol.UNLEARN, protocol.AUDIT}
+    assert kinds == {message_keys.QUERY, message_keys.TRAIN, message_keys.UNLEARN, message_keys.AUDIT}
     for client, kind, reply in wire.replies:
         assert leaks(reply, texts, sequences) == [], (client, kind)
         content = reply.content
-        signature = content.config_records.pop("signature") if kind == protocol.AUDIT else {}
+        signature = content.config_records.pop("signature") if kind == message_keys.AUDIT else {}
         assert {name: len(bytes.fromhex(value)) for name, value in signature.items()} == (
-            {"signature": 64, "public-key": 32} if kind == protocol.AUDIT else {}
+            {"signature": 64, "public-key": 32} if kind == message_keys.AUDIT else {}
         )
         assert not content.config_records
         (metrics,) = content.metric_records.values()
         assert all(isinstance(v, int | float) for v in metrics.values()), "no list"
-        if kind == protocol.QUERY:
-            assert metrics == {protocol.PARTITION_ID: client, protocol.NUM_RECORDS: 6, protocol.LIVE_RECORDS: 6}
-        if kind == protocol.AUDIT:
-            assert set(metrics) <= NAMES | {protocol.NUM_EXAMPLES, protocol.PARTITION_ID}
-        if kind in (protocol.QUERY, protocol.AUDIT):
+        if kind == message_keys.QUERY:
+            assert metrics == {
+                message_keys.PARTITION_ID: client,
+                message_keys.NUM_RECORDS: 6,
+                message_keys.LIVE_RECORDS: 6,
+            }
+        if kind == message_keys.AUDIT:
+            assert set(metrics) <= NAMES | {message_keys.NUM_EXAMPLES, message_keys.PARTITION_ID}
+        if kind in (message_keys.QUERY, message_keys.AUDIT):
             assert not content.array_records
         else:
             (arrays,) = content.array_records.values()
-            assert [(n, a.dtype, tuple(a.shape)) for n, a in arrays.items()] == [(protocol.ADAPTER, "float32", (size,))]
+            assert [(n, a.dtype, tuple(a.shape)) for n, a in arrays.items()] == [
+                (message_keys.ADAPTER, "float32", (size,))
+            ]
 
 
 def test_no_file_of_the_servers_run_says_what_the_records_say(finished):
@@ -240,7 +246,7 @@ def test_nor_does_what_travels_with_requests_of_the_nodes(tmp_path, sequences):
 @pytest.mark.parametrize("leak", ["text", "name", "tokens", "adapter"])
 def test_a_client_that_leaked_would_be_caught(sequences, leak):
     texts = texts_of(records(0))
-    content = RecordDict({"metrics": MetricRecord({protocol.PARTITION_ID: 0})})
+    content = RecordDict({"metrics": MetricRecord({message_keys.PARTITION_ID: 0})})
     adapter = np.linspace(-1, 1, 50, dtype=np.float32)
     if leak == "text":
         content["more"] = ConfigRecord({"said": records(0)[0]["answer"].upper()})
@@ -250,9 +256,9 @@ def test_a_client_that_leaked_would_be_caught(sequences, leak):
         content["more"] = MetricRecord({"numbers": list(sequences[0][5:9])})
     if leak == "adapter":
         adapter[10:14] = sequences[0][5:9]
-    content["arrays"] = ArrayRecord({protocol.ADAPTER: Array(adapter)})
+    content["arrays"] = ArrayRecord({message_keys.ADAPTER: Array(adapter)})
     InProcessGrid(app, 1)
-    message = Message(RecordDict(), dst_node_id=1, message_type=protocol.TRAIN)
+    message = Message(RecordDict(), dst_node_id=1, message_type=message_keys.TRAIN)
     assert leaks(Message(content, reply_to=message), texts, sequences)
 
 
@@ -275,9 +281,11 @@ def test_a_later_run_trains_without_what_was_buried(finished):
     _, run, _, _, _ = finished
     wire = Wire()
     start(run.path.parent, "later", "stages=[retrain]", tamper=wire, demands=[])
-    told = {c: r.content["metrics"] for c, kind, r in wire.replies if kind == protocol.QUERY}
-    assert {c: m[protocol.LIVE_RECORDS] for c, m in told.items()} == {0: 4, 1: 5, 2: 3}
-    trained = {c: r.content["metrics"][protocol.NUM_EXAMPLES] for c, kind, r in wire.replies if kind == protocol.TRAIN}
+    told = {c: r.content["metrics"] for c, kind, r in wire.replies if kind == message_keys.QUERY}
+    assert {c: m[message_keys.LIVE_RECORDS] for c, m in told.items()} == {0: 4, 1: 5, 2: 3}
+    trained = {
+        c: r.content["metrics"][message_keys.NUM_EXAMPLES] for c, kind, r in wire.replies if kind == message_keys.TRAIN
+    }
     assert trained == {0: 4, 1: 5, 2: 3}
 
 
@@ -303,12 +311,12 @@ def claim(message, reply, folder, **numbers):
     """What a client does that signs other numbers than it measured."""
     metrics, config = reply.content["metrics"], message.content["config"]
     metrics.update(numbers)
-    told = {k: v for k, v in metrics.items() if k not in (protocol.NUM_EXAMPLES, protocol.PARTITION_ID)}
-    vector = message.content["arrays"][protocol.ADAPTER].numpy()
+    told = {k: v for k, v in metrics.items() if k not in (message_keys.NUM_EXAMPLES, message_keys.PARTITION_ID)}
+    vector = message.content["arrays"][message_keys.ADAPTER].numpy()
     facts = {"run": config["run"], "stage": config["stage"], "round": config["server-round"]}
     facts["model"] = hashlib.sha256(vector.tobytes()).hexdigest()
-    (request,) = config[protocol.REQUEST_IDS]
-    body = audit_bytes(request, metrics[protocol.PARTITION_ID], config["moment"], told, facts)
+    (request,) = config[message_keys.REQUEST_IDS]
+    body = audit_bytes(request, metrics[message_keys.PARTITION_ID], config["moment"], told, facts)
     reply.content["signature"]["signature"] = audit_key(folder).sign(body).hex()
 
 
@@ -318,7 +326,7 @@ def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
     seen = []
 
     def change(client, message, reply):
-        if message.metadata.message_type != protocol.AUDIT:
+        if message.metadata.message_type != message_keys.AUDIT:
             return reply
         seen.append(client)
         if client == 0:
@@ -365,7 +373,7 @@ def test_an_error_that_nobody_foresaw_is_told_without_its_text():
     def fails(message, context):
         raise KeyError("Mara Voss lives in Ostrava.")
 
-    message = Message(RecordDict(), dst_node_id=1, message_type=protocol.TRAIN)
+    message = Message(RecordDict(), dst_node_id=1, message_type=message_keys.TRAIN)
     assert "Mara Voss" in answering(fails)(message, context).error.reason
     context.node_config["node-dir"] = "/somewhere"
     assert answering(fails)(message, context).error == Error(1001, "KeyError; the log of this node says more")

@@ -5,9 +5,9 @@ import pytest
 from support.nodes import write_lines, write_nodes
 from support.stages import execute, new_run
 
-from oblivionis.audits.exchange import EQUAL, replay_exchange
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.audits.message_replay import EQUAL, replay_exchange
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_ledger import NodeLedger
 
 QUIET = ("evaluation.every=0", "evaluation.at_start=false", "evaluation.leakage.full_samples=0")
 NODES = (

@@ -16,9 +16,9 @@ from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits.attack import attack_run
 from oblivionis.audits.chat import Chat
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_records import judgement_of
 from oblivionis.reports.certificate import signing as certificates
-from oblivionis.requests.judgements import judgement_of
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
 CHINESE = {

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from support.stages import Recorded, execute, new_run
 
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.reports.summary import print_summary
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.epsilon import Event, epsilon
 from oblivionis.runs.privacy import read_account
 

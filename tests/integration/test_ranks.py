@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.audits.exchange import EQUAL, replay_exchange
-from oblivionis.client.residuals import Residuals
+from oblivionis.audits.message_replay import EQUAL, replay_exchange
+from oblivionis.client.compression_residuals import Residuals
+from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.adapters import load_vector
-from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.runs.directory import RunDirectory
-from strategies import protocol
+from strategies import message_keys
 
 TWO_ASK = (
     "data.partition.scheme=iid",
@@ -37,9 +37,9 @@ def watched(config, run, **options):
     seen = []
 
     def watch(client, message, reply):
-        if protocol.ARRAYS in message.content.array_records:
+        if message_keys.ARRAYS in message.content.array_records:
             sent, told = (
-                {name: array.shape for name, array in m.content[protocol.ARRAYS].items()} for m in (message, reply)
+                {name: array.shape for name, array in m.content[message_keys.ARRAYS].items()} for m in (message, reply)
             )
             kept = NodeFolder(run.nodes_path / str(client)).residuals_path.exists()
             seen.append((client, message.metadata.message_type, sent, told, kept))
@@ -82,17 +82,17 @@ def test_a_list_of_equal_ranks_is_one_rank_to_the_last_bit(tmp_path):
 
 def test_every_client_gets_and_sends_factors_of_its_rank(uneven):
     _, seen = uneven
-    full = max(shape for _, _, sent, _, _ in seen for shape in sent[protocol.ADAPTER])
+    full = max(shape for _, _, sent, _, _ in seen for shape in sent[message_keys.ADAPTER])
     expected = {0: full // 4, 1: full // 2, 2: full, 3: full // 4}
-    assert {kind for _, kind, *_ in seen} == {protocol.TRAIN, protocol.UNLEARN}
+    assert {kind for _, kind, *_ in seen} == {message_keys.TRAIN, message_keys.UNLEARN}
     assert len({client for client, *_ in seen}) > 2
     for client, _, sent, told, _ in seen:
-        assert sent == told == {protocol.ADAPTER: (expected[client],)}
+        assert sent == told == {message_keys.ADAPTER: (expected[client],)}
 
 
 def test_what_clients_of_low_ranks_unlearned_is_in_the_model_and_can_be_checked(uneven):
     run, seen = uneven
-    asked = sorted(client for client, kind, *_ in seen if kind == protocol.UNLEARN)
+    asked = sorted(client for client, kind, *_ in seen if kind == message_keys.UNLEARN)
     assert any(client % 3 != 2 for client in asked), "some of them have a low rank"
     served = [
         row["id"] for row in map(json.loads, run.ledger_path.read_text().splitlines()) if row.get("event") == "applied"
@@ -117,8 +117,8 @@ def test_a_round_that_is_repeated_goes_on_from_what_was_kept_back_before_it(pack
     config, run = new_run(tmp_path, "broken", *PACKED)
 
     def break_off(client, message, reply):
-        at = message.content.config_records[protocol.CONFIG].get(protocol.SERVER_ROUND)
-        if (client, message.metadata.message_type, at) == (3, protocol.TRAIN, 2):
+        at = message.content.config_records[message_keys.CONFIG].get(message_keys.SERVER_ROUND)
+        if (client, message.metadata.message_type, at) == (3, message_keys.TRAIN, 2):
             raise RunInterrupted("broken off")
         return reply
 
@@ -145,18 +145,18 @@ def _int8():
 def test_updates_are_sent_compressed_and_unlearned_models_whole(packed):
     _, seen = packed
     for _, kind, sent, told, _ in seen:
-        if kind == protocol.UNLEARN:
+        if kind == message_keys.UNLEARN:
             assert told == sent
         else:
             assert told.keys() == {"mask", "codes", "scales"}
-            assert told["codes"] == (round(0.1 * sent[protocol.ADAPTER][0]),)
+            assert told["codes"] == (round(0.1 * sent[message_keys.ADAPTER][0]),)
 
 
 def test_the_rest_of_an_update_is_kept_and_goes_with_the_records(packed):
     """Right after a client forgot nothing is kept back; then it begins anew, from the records that are left."""
     run, seen = packed
-    asked = {client for client, kind, *_ in seen if kind == protocol.UNLEARN}
-    assert asked and all(kept == (kind == protocol.TRAIN) for _, kind, _, _, kept in seen)
+    asked = {client for client, kind, *_ in seen if kind == message_keys.UNLEARN}
+    assert asked and all(kept == (kind == message_keys.TRAIN) for _, kind, _, _, kept in seen)
     for client in range(4):
         files = list(NodeFolder(run.nodes_path / str(client)).residuals_path.glob("*.safetensors"))
         assert len({load_vector(file)[2]["records"] for file in files}) == 1

@@ -13,10 +13,10 @@ from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration
 from oblivionis.data.tokenize import encode_all, encode_prompts
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.models.assembly import assemble
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.packaged import PACKAGED, folder_of, is_fetched, tensors_hash
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.skipif(not is_fetched("smollm2"), reason="not fetched: oblivionis model fetch smollm2")

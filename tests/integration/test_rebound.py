@@ -14,13 +14,13 @@ from evaluation.metrics.rebound import Curve, mean_shares, rebound_metrics
 from oblivionis.assessment.assessor import Assessor, assemble_for
 from oblivionis.assessment.rebound import rebound_curves
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import rebound as rebound_report
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
 PLAIN = ("evaluation.wikimem.enabled=false", "evaluation.leakage.samples=0", "evaluation.leakage.full_samples=0")

@@ -12,7 +12,7 @@ from oblivionis.config.compose import ConfigError
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import app as server_app
-from strategies import protocol
+from strategies import message_keys
 
 OVERRIDES = " ".join([*BASE, *QUIET, "federation.rounds.finetune=3", "federation.rounds.unlearn=3"])
 
@@ -29,9 +29,9 @@ def test_a_run_that_broke_off_goes_on(monkeypatch, tmp_path, caplog):
 
     def cut(client, message, reply):
         """The machine fails in round 3 of unlearn."""
-        config = message.content.config_records[protocol.CONFIG]
-        moment = config.get(protocol.STAGE), config.get(protocol.SERVER_ROUND)
-        if message.metadata.message_type == protocol.TRAIN and moment == ("unlearn", 3):
+        config = message.content.config_records[message_keys.CONFIG]
+        moment = config.get(message_keys.STAGE), config.get(message_keys.SERVER_ROUND)
+        if message.metadata.message_type == message_keys.TRAIN and moment == ("unlearn", 3):
             raise OSError("power cut")
         return reply
 

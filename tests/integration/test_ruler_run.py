@@ -23,7 +23,7 @@ from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.states import read_states
+from oblivionis.runs.saved_representations import read_states
 
 FAST = (
     "federation.rounds.finetune=1",

@@ -13,14 +13,14 @@ from support.stages import Recorded
 from oblivionis.chain import append_linked, check_chain
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.node_key import audit_bytes, audit_key, public_hex
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.verification_rules import OUTCOMES
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.requests.judgement import OUTCOMES
-from oblivionis.requests.node_key import audit_bytes, audit_key, public_hex
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.server.app import serve
-from strategies import protocol
+from strategies import message_keys
 
 CLIENTS, ASKS = 4, 1
 SETTINGS = (
@@ -45,7 +45,7 @@ class Dropping:
         self.lost = 0
 
     def __call__(self, partition, message, reply):
-        if partition == ASKS and message.metadata.message_type == protocol.UNLEARN and not self.lost:
+        if partition == ASKS and message.metadata.message_type == message_keys.UNLEARN and not self.lost:
             self.lost += 1
             return None
         return reply
@@ -119,7 +119,7 @@ def test_a_user_of_the_server_can_look_at_the_run(copy):
     assert call("certificate", "create", run.path, "art17", "--node-dir", node).code == 0
     (page,) = run.path.glob("certificates/art17*/certificate.html")
     assert "the server did not see the request" in page.read_text()
-    assert not seal.check(run).faults
+    assert not artifact_binding.check(run).faults
 
 
 def test_the_node_knows_what_became_of_its_requests(finished):

@@ -17,8 +17,8 @@ from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
 from oblivionis.models.assembly import assemble
-from oblivionis.models.corpus import corpus_of
-from oblivionis.models.machine import Machine, server_threads
+from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.models.hardware import Machine, server_threads
 from oblivionis.runs.progress import Events
 from oblivionis.server.forked_workers import fork_server
 from oblivionis.server.second_evaluator import MOVED, SecondEvaluator, second_evaluator

@@ -9,11 +9,11 @@ from support.stages import Recorded, execute, new_run
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.problems import ConfigError
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunFailed
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.privacy import read_account
-from strategies import protocol
-from strategies.secure import words
+from strategies import message_keys
+from strategies.secure import stage_keys
 from strategies.secure.terms import SecureSettings
 
 PLAIN = (
@@ -64,12 +64,18 @@ def test_requests_are_served_among_those_that_cover(both):
 def test_no_message_to_the_server_holds_a_model_or_a_number_of_one_client(both):
     """What clients say in exchanges is one record of masked words, shares and keys."""
     kinds = {kind for _, kind in both["masked"][2].sent}
-    assert {protocol.TRAIN, protocol.UNLEARN, words.KEYS_TYPE, words.SHARES_TYPE, words.UNMASK_TYPE} <= kinds
+    assert {
+        message_keys.TRAIN,
+        message_keys.UNLEARN,
+        stage_keys.KEYS_TYPE,
+        stage_keys.SHARES_TYPE,
+        stage_keys.UNMASK_TYPE,
+    } <= kinds
 
     seen = []
 
     def watch(partition, message, reply):
-        if message.metadata.message_type in (protocol.TRAIN, protocol.UNLEARN):
+        if message.metadata.message_type in (message_keys.TRAIN, message_keys.UNLEARN):
             seen.append(reply.content)
         return reply
 
@@ -78,17 +84,17 @@ def test_no_message_to_the_server_holds_a_model_or_a_number_of_one_client(both):
     for content in seen:
         assert not content.array_records
         assert not content.metric_records
-        assert set(content.config_records) == {words.RECORD}
-        assert set(content.config_records[words.RECORD]) == {words.SUM, words.TAIL, words.NUMBERS}
+        assert set(content.config_records) == {stage_keys.RECORD}
+        assert set(content.config_records[stage_keys.RECORD]) == {stage_keys.SUM, stage_keys.TAIL, stage_keys.NUMBERS}
 
 
 def test_a_client_sends_nothing_bare_in_a_run_with_masks(both, tmp_path):
     """A server that leaves the masks out of its message is refused, and learns nothing."""
 
     def bare(partition, message, reply):
-        if message.metadata.message_type != protocol.TRAIN:
+        if message.metadata.message_type != message_keys.TRAIN:
             return reply
-        del message.content[words.RECORD]
+        del message.content[stage_keys.RECORD]
         context = next(c for c in grids[0].contexts.values() if c.node_config["partition-id"] == partition)
         return app(message=message, context=context)
 

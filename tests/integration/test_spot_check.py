@@ -14,17 +14,17 @@ from support.nodes import write_nodes
 from support.stages import Recorded
 
 from oblivionis.assessment.audit_numbers import audit_path, read_audit
-from oblivionis.audits.exchange import DIFFERS, EQUAL, replay_exchange, replay_training
-from oblivionis.audits.target import AuditError
+from oblivionis.audits.audited_model import AuditError
+from oblivionis.audits.message_replay import DIFFERS, EQUAL, replay_exchange, replay_training
 from oblivionis.chain import GENESIS, append_all
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_key import audit_key, public_hex, signers
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError
-from oblivionis.requests.judgement import NOT_TESTABLE
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_key import audit_key, public_hex, signers
-from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 

@@ -8,11 +8,11 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.assessment.assessor import Assessor, assemble_for
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.summary import comparison, stage_metrics
-from oblivionis.requests.ledger import Ledger
-from strategies import protocol
+from strategies import message_keys
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,13 @@ def test_nobody_asks_after_the_last_planned_round(tmp_path):
 
 def test_only_asking_clients_are_addressed_by_fedtu(finished):
     _, run, _, grid = finished
-    unlearn = [client for client, kind in grid.sent if kind == protocol.UNLEARN]
+    unlearn = [client for client, kind in grid.sent if kind == message_keys.UNLEARN]
     assert sorted(unlearn) == sorted(r.client for r in Ledger(run.ledger_path))
 
 
 def test_each_node_is_asked_for_its_partition_once_per_run(finished):
     _, _, _, grid = finished
-    assert sorted(client for client, kind in grid.sent if kind == protocol.QUERY) == [0, 1, 2, 3]
+    assert sorted(client for client, kind in grid.sent if kind == message_keys.QUERY) == [0, 1, 2, 3]
 
 
 def test_finetune_and_retrain_sample_the_same_clients(finished):
@@ -106,14 +106,14 @@ def nan_once(client_to_break):
     state = {"broken": False}
 
     def tamper(client, message, reply):
-        if client == client_to_break and message.metadata.message_type == protocol.UNLEARN and not state["broken"]:
+        if client == client_to_break and message.metadata.message_type == message_keys.UNLEARN and not state["broken"]:
             state["broken"] = True
-            array = reply.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy().copy()
+            array = reply.content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy().copy()
             array[3] = np.nan
             content = RecordDict(
                 {
-                    protocol.ARRAYS: ArrayRecord({protocol.ADAPTER: Array(array)}),
-                    protocol.METRICS: MetricRecord(dict(next(iter(reply.content.metric_records.values())))),
+                    message_keys.ARRAYS: ArrayRecord({message_keys.ADAPTER: Array(array)}),
+                    message_keys.METRICS: MetricRecord(dict(next(iter(reply.content.metric_records.values())))),
                 }
             )
             return Message(content, reply_to=message)
@@ -138,9 +138,9 @@ def test_a_round_without_any_answer_changes_nothing(tmp_path):
     config, run = new_run(tmp_path, "silent", *settings)
 
     def tamper(client, message, reply):
-        is_train = message.metadata.message_type == protocol.TRAIN
-        config_record = message.content.config_records.get(protocol.CONFIG, {})
-        if is_train and config_record[protocol.SERVER_ROUND] == 2:
+        is_train = message.metadata.message_type == message_keys.TRAIN
+        config_record = message.content.config_records.get(message_keys.CONFIG, {})
+        if is_train and config_record[message_keys.SERVER_ROUND] == 2:
             return None if client % 2 else Message(Error(code=2, reason="out of memory"), reply_to=message)
         return reply
 
@@ -153,7 +153,7 @@ def test_strict_stops_at_the_first_failed_client(tmp_path):
     config, run = new_run(tmp_path, "strict", "strict=true")
 
     def tamper(client, message, reply):
-        failing = message.metadata.message_type == protocol.TRAIN
+        failing = message.metadata.message_type == message_keys.TRAIN
         return Message(Error(code=2, reason="disk full"), reply_to=message) if failing else reply
 
     with pytest.raises(RunFailed, match="disk full"):
@@ -175,7 +175,7 @@ def test_start_from_shares_finetune_and_retrain(finished, tmp_path):
     config, run = new_run(tmp_path, "second", "federation.rounds.unlearn=4", f"start_from={whole.path}")
     _, grid = execute(config, run)
     assert final_metrics(run) == final_metrics(whole)
-    assert sum(kind == protocol.TRAIN for _, kind in grid.sent) == 8, "four rounds of two clients, unlearn only"
+    assert sum(kind == message_keys.TRAIN for _, kind in grid.sent) == 8, "four rounds of two clients, unlearn only"
 
 
 def test_unlearning_goes_on_with_the_moments_of_finetune(tmp_path):
@@ -228,5 +228,5 @@ def test_local_trains_each_client_alone_and_can_be_continued(tmp_path):
     with pytest.raises(RunInterrupted):
         execute(config, stopped, events=StoppedAfterTwo(threading.Event()))
     _, grid = execute(config, stopped)
-    assert {client for client, kind in grid.sent if kind == protocol.TRAIN} == {2, 3}
+    assert {client for client, kind in grid.sent if kind == message_keys.TRAIN} == {2, 3}
     assert stopped.stage_summary("local")["metrics"] == summary["metrics"]

@@ -9,11 +9,15 @@ from support.commands import call
 from support.nodes import records, write_lines, write_nodes
 from support.stages import Recorded, execute
 
-from evaluation.metrics.verdict import Verdict
+from evaluation.metrics.retrained_comparison import Verdict
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.config import compose as configuration
 from oblivionis.data import fictitious
-from oblivionis.models.corpus import corpus_of
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.retained_twins import read_twins
+from oblivionis.erasure.verification_records import judgement_of
+from oblivionis.erasure.verification_rules import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.checks import run_checks
 from oblivionis.reports.certificate.evidence import gather
@@ -21,11 +25,7 @@ from oblivionis.reports.html import run_page
 from oblivionis.reports.outcome import COMPARED, DOUBTFUL, outcome
 from oblivionis.reports.summary import print_summary
 from oblivionis.reports.warnings import find_warnings
-from oblivionis.requests.judgement import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED
-from oblivionis.requests.judgements import judgement_of
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.twins import read_twins
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 
 SAID = "2 records to forget are also held, word for word or nearly, by records that stay ("
@@ -159,15 +159,15 @@ def test_nothing_is_certified_of_it(with_twins):
 
 def test_the_ledger_binds_what_is_said_of_twins(with_twins):
     run, _, _ = with_twins
-    assert read_twins(run).held == 2 and not seal.check(run).faults
+    assert read_twins(run).held == 2 and not artifact_binding.check(run).faults
     file = run.path / "twins.json"
     before = file.read_text()
     file.write_text(before.replace("copy-0", "copy-9"))
-    assert any("twins.json is not the file" in fault for fault in seal.check(run).faults)
+    assert any("twins.json is not the file" in fault for fault in artifact_binding.check(run).faults)
     file.unlink()
-    assert any("twins.json is gone" in fault for fault in seal.check(run).faults)
+    assert any("twins.json is gone" in fault for fault in artifact_binding.check(run).faults)
     file.write_text(before)
-    assert not seal.check(run).faults
+    assert not artifact_binding.check(run).faults
 
 
 def test_where_the_twins_are_asked_for_too_there_is_an_oracle_again(without_twins):

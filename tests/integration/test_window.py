@@ -23,8 +23,8 @@ from support.suite_view import cells
 from support.window import TOKEN, run_page, served
 
 from benchmarks.federated import results
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.reports.html.request_pages import page_of
-from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.view.node_page import Node
 
 pytestmark = pytest.mark.slow

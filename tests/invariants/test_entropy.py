@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support import tiny_llama
 
-from clients import step
+from clients import batch_quantities
 from clients.entropy import Entropy
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.packing import TokenSequence
@@ -38,7 +38,7 @@ def run(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_of_zero_change_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "answer_rows", None)
+    monkeypatch.setattr(batch_quantities, "answer_rows", None)
     _, plain, vector = run(method, None)
     for entropy, retain in ((Entropy(), RETAIN), (Entropy(0, -0.0), RETAIN)):
         _, report, same = run(method, entropy, retain)

@@ -5,9 +5,9 @@ from flwr.app import Array, ArrayRecord
 from support import tiny_llama
 from support.aggregators import run
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import Prox, TrainSettings, train
-from strategies.factory import build
+from strategies.rules.factory import build
 
 
 def fast(model, prox=None):

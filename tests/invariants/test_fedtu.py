@@ -5,8 +5,8 @@ import pytest
 from flwr.serverapp import strategy as flower
 from support.fedtu_clients import adapter, federation, flat, noise
 
-from strategies.factory import build, names
-from strategies.fedtu import FedTU
+from strategies.rounds.fedtu import FedTU
+from strategies.rules.factory import build, names
 
 
 @pytest.mark.parametrize("inner", [*names(), "flower"])

@@ -5,12 +5,12 @@ from flwr.app import Array, ArrayRecord
 from support.aggregators import run
 from support.stages import execute, new_run
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings, train
 from oblivionis import seeds
 from oblivionis.client.worker import Worker
 from strategies.arrays import BLOCK
-from strategies.factory import build
+from strategies.rules.factory import build
 
 
 def adapter(values):

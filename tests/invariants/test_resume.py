@@ -10,8 +10,8 @@ from support.stages import Recorded, execute, final_metrics, new_run
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
 from oblivionis.runs.directory import RunDirectory
-from strategies.factory import build, names
-from strategies.fedtu import FedTU, Options, RequestList
+from strategies.rounds.fedtu import FedTU, Options, RequestList
+from strategies.rules.factory import build, names
 
 
 @pytest.mark.parametrize("inner", names())

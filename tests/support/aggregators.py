@@ -7,7 +7,7 @@ import math
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from strategies.memory_grid import MemoryGrid
+from strategies.rounds.memory_grid import MemoryGrid
 
 SETTINGS = {
     "fedavg": {},

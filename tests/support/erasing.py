@@ -7,8 +7,8 @@ from flwr.app import MetricRecord as Metrics
 from flwr.app import RecordDict
 from support.fedtu_clients import content, flat
 
-from strategies import protocol
-from strategies.memory_grid import MemoryGrid
+from strategies import message_keys
+from strategies.rounds.memory_grid import MemoryGrid
 
 CLIENTS, SIZE, EPOCHS, RATE = 6, 5, 4, 0.02
 SETTINGS = {
@@ -46,7 +46,7 @@ def steps(client):
 
 def learner(client):
     def answer(message):
-        if message.metadata.message_type == protocol.BURY:
+        if message.metadata.message_type == message_keys.BURY:
             assert not message.content.array_records, "burying needs no model"
             return RecordDict({"metrics": Metrics({"num-examples": 1, "live-records": 2})})
         config = message.content["config"]

@@ -8,14 +8,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from strategies import protocol
-from strategies.factory import build, names
-from strategies.fedtu import (
-    Listener,
-    RequestList,
-    UnlearnRequest,
-)
-from strategies.memory_grid import MemoryGrid
+from strategies import message_keys
+from strategies.rounds.fedtu import Listener, RequestList, UnlearnRequest
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rules.factory import build, names
 
 SIZE = 12
 
@@ -42,9 +38,9 @@ def honest(partition: int, unlearned: np.ndarray | None = None):
     def answer(message: Message) -> RecordDict:
         received = flat(message.content["arrays"])
         round_ = int(message.content["config"]["server-round"])
-        if message.metadata.message_type == protocol.UNLEARN:
+        if message.metadata.message_type == message_keys.UNLEARN:
             return content(received * 0.5 if unlearned is None else unlearned)
-        if message.metadata.message_type == protocol.EVALUATE:
+        if message.metadata.message_type == message_keys.EVALUATE:
             return RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": 0.25})})
         metrics = {"train_loss": 0.1 * (partition + 1), "train-steps": partition + 2}
         return content(received + noise(partition, round_), examples=partition + 1, **metrics)

@@ -13,10 +13,10 @@ from support.suite_view import cells, view
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.audits.people_outcomes import Person, PersonFact, Phrasing, person_slug
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
 from oblivionis.reports.table import Marked, Table
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 NAME = '<script>run &lt; "its\' name" onclick=x'

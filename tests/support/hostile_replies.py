@@ -6,10 +6,10 @@
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from strategies import protocol
+from strategies import message_keys
 
 SEQUENCES = "\x1b]0;owned\x07\x1b[2J\x9b31m\x00\u202e\u2028"
-ADAPTER = protocol.ADAPTER
+ADAPTER = message_keys.ADAPTER
 
 
 def error(code, reason):
@@ -20,10 +20,10 @@ def content(change):
     """The honest content after `change` (content)."""
 
     def sent(message, reply):
-        metrics = MetricRecord(dict(reply.content[protocol.METRICS]))
-        new = RecordDict({protocol.METRICS: metrics})
-        if protocol.ARRAYS in reply.content:
-            new[protocol.ARRAYS] = reply.content[protocol.ARRAYS]
+        metrics = MetricRecord(dict(reply.content[message_keys.METRICS]))
+        new = RecordDict({message_keys.METRICS: metrics})
+        if message_keys.ARRAYS in reply.content:
+            new[message_keys.ARRAYS] = reply.content[message_keys.ARRAYS]
         change(new)
         return Message(new, reply_to=message)
 
@@ -36,30 +36,30 @@ def told(**numbers):
     def change(new):
         for name, value in numbers.items():
             name = name.replace("_", "-")
-            new[protocol.METRICS].pop(name, None)
+            new[message_keys.METRICS].pop(name, None)
             if value is not None:
-                new[protocol.METRICS][name] = value
+                new[message_keys.METRICS][name] = value
 
     return content(change)
 
 
 def named(**numbers):
-    return content(lambda new: new[protocol.METRICS].update(numbers))
+    return content(lambda new: new[message_keys.METRICS].update(numbers))
 
 
 def model(make):
     """Other numbers, `make` (honest numbers)."""
 
     def change(new):
-        values = new[protocol.ARRAYS][ADAPTER].numpy()
-        new[protocol.ARRAYS] = ArrayRecord({ADAPTER: Array(np.ascontiguousarray(make(values)))})
+        values = new[message_keys.ARRAYS][ADAPTER].numpy()
+        new[message_keys.ARRAYS] = ArrayRecord({ADAPTER: Array(np.ascontiguousarray(make(values)))})
 
     return content(change)
 
 
 def raw(data, shape=(4,), dtype="float32", stype="numpy.ndarray"):
     def change(new):
-        new[protocol.ARRAYS] = ArrayRecord({ADAPTER: Array(dtype, shape, stype, data)})
+        new[message_keys.ARRAYS] = ArrayRecord({ADAPTER: Array(dtype, shape, stype, data)})
 
     return content(change)
 
@@ -97,8 +97,8 @@ REFUSED = {
     "error with many lines": error(2, "Traceback\n" + "\n" * 100_000 + SEQUENCES),
     "error in another's name": foreign_answer,
     "nothing": lambda message, reply: Message(RecordDict(), reply_to=message),
-    "no model": without(protocol.ARRAYS),
-    "no numbers": without(protocol.METRICS),
+    "no model": without(message_keys.ARRAYS),
+    "no numbers": without(message_keys.METRICS),
     "two records of numbers": put("more", MetricRecord({"num-examples": 1})),
     "two models": put("more", ArrayRecord({"a": Array(np.zeros(3, np.float32))})),
     "no weight": told(num_examples=None),
@@ -134,7 +134,7 @@ REFUSED = {
     "a header of objects": raw(header("{'descr': '|O', 'fortran_order': False, 'shape': (4,), }")),
     "a header that is deep": raw(header("[" * 110)),
     "another serialisation": raw(b"cos\nsystem\n(S'true'\ntR.", stype="pickle"),
-    "another name of the model": put(protocol.ARRAYS, ArrayRecord({SEQUENCES: Array(np.zeros(3, np.float32))})),
+    "another name of the model": put(message_keys.ARRAYS, ArrayRecord({SEQUENCES: Array(np.zeros(3, np.float32))})),
 }
 HARMLESS = {
     "weight 1e15": told(num_examples=10**15),
@@ -148,10 +148,10 @@ HARMLESS = {
     "scope and state": named(scope=1.0, state=2.0, record_ids=3.0, told=4.0),
     "a verification": named(rouge=0.0, limit=1.0, verified=1.0),
     "the round's line": named(seconds=1e6, replies=1e6, failures=-3.0),
-    "an erasure": named(**{name: 1e6 for name in protocol.ERASURE}),
+    "an erasure": named(**{name: 1e6 for name in message_keys.ERASURE}),
     "names with escape sequences": named(**{SEQUENCES: 1.0}),
     "a name of 1 MB": named(**{"n" * 1_000_000: 1.0}),
     "ten thousand numbers": named(**{f"n{i}": float(i) for i in range(10_000)}),
     "another record of settings": put(SEQUENCES, ConfigRecord({"event": "verified", "id": "x"})),
-    "records by another name": content(lambda new: new.__setitem__("other", new.pop(protocol.METRICS))),
+    "records by another name": content(lambda new: new.__setitem__("other", new.pop(message_keys.METRICS))),
 }

@@ -2,7 +2,7 @@
 
 import time
 
-from strategies.passing import PassingGrid
+from strategies.rounds.grid_proxy import PassingGrid
 
 
 class LateGrid(PassingGrid):

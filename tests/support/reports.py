@@ -10,12 +10,12 @@ from support.pages import Text
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.config import compose as configuration
 from oblivionis.data.records import Corpus
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.retained_twins import note_twins
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
-from oblivionis.requests.twins import note_twins
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 STAGES = ("finetune", "retrain", "unlearn")
@@ -80,11 +80,11 @@ def ask(run, *, serve=True, reason="its share"):
 
 def bind(run, config):
     """The ledger names the run's files, as at the end of its stages."""
-    run.note("begun", files=seal.present(run), over=False)
+    run.note("begun", files=artifact_binding.present(run), over=False)
     for stage in STAGES:
         run.save_checkpoint(Checkpoint(stage, 2, np.zeros(3, np.float32), {}, {}), keep=1)
-    seal.begin(run, config, "unlearn")
-    seal.seal(run)
+    artifact_binding.begin(run, config, "unlearn")
+    artifact_binding.seal(run)
 
 
 def summary(run, config, width=120, full=True):

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from strategies import protocol
-from strategies.distributed_noise import contribution, discrete_gaussian
-from strategies.memory_grid import MemoryGrid
-from strategies.secure import words as w
+from strategies import message_keys
+from strategies.privacy.distributed_noise import contribution, discrete_gaussian
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.secure import stage_keys as w
 from strategies.secure.client import Participant, SecureError
 from strategies.secure.server import SecureSum, Summed
 from strategies.secure.terms import SecureSettings
@@ -91,7 +91,8 @@ def hold(
     federation = grid(clients)
     terms = SecureSettings(**{"clipping": 1.0, **settings}).terms("train", len(updates), ["train-loss"], size)
     messages = [
-        Message(RecordDict(), dst_node_id=federation.node_ids[c], message_type=protocol.TRAIN) for c in sorted(updates)
+        Message(RecordDict(), dst_node_id=federation.node_ids[c], message_type=message_keys.TRAIN)
+        for c in sorted(updates)
     ]
     names = {node: c for c, node in federation.node_ids.items()}
     session = SecureSum(federation, lambda m: names[m.metadata.dst_node_id], terms, 1.0)

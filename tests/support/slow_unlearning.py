@@ -12,7 +12,7 @@ import torch
 from support import tiny_llama
 from torch import Tensor
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings
 from clients.unlearning import unlearn
 from evaluation.engine.sequences import TokenSequence

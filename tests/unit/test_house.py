@@ -100,11 +100,11 @@ def test_no_test_looks_at_what_is_private() -> None:
 
 def test_a_look_at_something_private_is_found(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(
-        "from clients.flat import _a, b\n"
+        "from clients.flat_parameters import _a, b\n"
         "from other import _a\n"
         "flat._a, self._a, flat._c\n"
         "monkeypatch.setattr(flat, '_a', 1)\n"
-        "monkeypatch.setattr('clients.flat._a', 1)\n"
+        "monkeypatch.setattr('clients.flat_parameters._a', 1)\n"
     )
     found = list(looked_at(tmp_path / "test_x.py", {"_a"}))
     assert sorted(found) == ["line 1: _a", "line 3: _a", "line 4: _a", "line 5: _a"]

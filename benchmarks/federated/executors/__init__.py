@@ -3,7 +3,7 @@
 `benchmarks.federated.runner` decides what is done and in which order, and knows no more of an executor than this:
 whether there is room for a run, `submit`, `ended` and `stop`. `local` has processes of this machine, `ray_tasks` tasks
 of a Ray cluster. What must outlive this command is no executor: `benchmarks.federated.slurm` writes the order of work
-down for Slurm instead, whose every task does one node by `benchmarks.federated.alone`.
+down for Slurm instead, whose every task does one node by `benchmarks.federated.single_run`.
 """
 
 from __future__ import annotations

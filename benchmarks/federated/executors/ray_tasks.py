@@ -14,13 +14,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.federated.demand import Demand, Demands, check
 from benchmarks.federated.executors import ray_worker
 from benchmarks.federated.executors.parcels import Piece, Unpacking, pieces
 from benchmarks.federated.executors.ray_worker import Begun, Ended, Order, Probe
 from benchmarks.federated.graph import Node
 from benchmarks.federated.options import RayCluster
 from benchmarks.federated.processes import LOG
+from benchmarks.federated.resource_demand import Demand, Demands, check
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.reports.format import bytes_text

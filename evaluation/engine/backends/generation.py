@@ -20,7 +20,7 @@ from transformers import (
 from evaluation.engine.architectures import is_known
 from evaluation.engine.decoders import Continuations
 from evaluation.engine.models import base_model, model_device
-from evaluation.engine.watch import counter
+from evaluation.engine.progress import counter
 
 
 def parameters(model: nn.Module) -> frozenset[str]:

@@ -15,10 +15,10 @@ It may also define
 - `OTHERS: Group`: where the comparison has metrics that METRICS cannot list, because settings name what is measured;
 - `prepare(context) -> Any`: what it needs of the corpus, made once before any model is loaded; `build` finds it as
   `context.prepared`. None: it has nothing to ask. Raises OblivionisError for settings or data that do not fit;
-- `look_at_base(context, session) -> Any`: what it measures once of the base model before any training; `build` finds
+- `measure_base(context, session) -> Any`: what it measures once of the base model before any training; `build` finds
   it as `context.reference`;
 - `lacks(context) -> list[str]`: warnings before a run that it will be left out, and why;
-- `TOLD_BY_CLIENTS: tuple[str, ...]`: beginnings of the keys that a client may tell of its own records in an audit
+- `CLIENT_METRICS: tuple[str, ...]`: beginnings of the keys that a client may tell of its own records in an audit
   (default: none, and no client runs it; `("",)`: all); what needs the retrained model never is;
 - `to_log(details) -> Mapping[str, Any]`: what the per-question log of a stage keeps of its details (default: all of
   them, under the evaluator's name).
@@ -66,7 +66,7 @@ def module(name: str) -> Any:
 
 def run_by_clients() -> tuple[str, ...]:
     """The evaluators that a client runs in an audit: those that it may tell something of."""
-    return tuple(name for name in names() if getattr(module(name), "TOLD_BY_CLIENTS", ()))
+    return tuple(name for name in names() if getattr(module(name), "CLIENT_METRICS", ()))
 
 
 @cache
@@ -133,11 +133,11 @@ def reader_name(key: str) -> str:
     return metric.title if alone or metric.group is None else f"{metric.group.title} {metric.title}"
 
 
-def told_by_clients() -> frozenset[str]:
+def reported_by_clients() -> frozenset[str]:
     """The metrics that a client may tell of its own records."""
     found: dict[str, Metric] = {}
     for name in names():
-        starts = getattr(module(name), "TOLD_BY_CLIENTS", ())
+        starts = getattr(module(name), "CLIENT_METRICS", ())
         mine = [m for m in module(name).METRICS if m.key.startswith(starts) and not m.needs_oracle]
         found |= named_metrics(name, {metric.key: metric for metric in mine})
     return frozenset(found)

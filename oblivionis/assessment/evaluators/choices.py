@@ -95,7 +95,7 @@ class ChoiceEvaluator:
 
 def prompt(choice: Choice) -> str:
     """The field, the question, and its answers behind their letters."""
-    from oblivionis.data.choices import LETTERS
+    from oblivionis.data.multiple_choice import LETTERS
 
     head = (
         f"The following are multiple choice questions (with answers){f' about {choice.about}' if choice.about else ''}."
@@ -106,12 +106,12 @@ def prompt(choice: Choice) -> str:
 
 def prepare(context: Context) -> dict[str, tuple[Asked, ...]] | None:
     """The tokenised questions by set; None without any. Raises DataError for a faulty file."""
-    from oblivionis.data import choices
+    from oblivionis.data import multiple_choice
 
     settings = context.settings
     sets = dict(context.corpus.choices)
     if settings["file"] is not None:
-        sets["file"] = choices.load(Path(settings["file"]).expanduser())
+        sets["file"] = multiple_choice.load(Path(settings["file"]).expanduser())
     if not settings["enabled"] or not sets:
         return None
     return {name: _encoded(asked, context) for name, asked in sets.items()}
@@ -120,7 +120,7 @@ def prepare(context: Context) -> dict[str, tuple[Asked, ...]] | None:
 def _encoded(asked: Sequence[Choice], context: Context) -> tuple[Asked, ...]:
     """As token ids. A prompt that does not fit into the model's context loses its beginning, as in the harness."""
     from evaluation.engine.models import text_config
-    from oblivionis.data.choices import LETTERS
+    from oblivionis.data.multiple_choice import LETTERS
     from oblivionis.data.tokenize import encode_pairs
 
     room = getattr(text_config(context.assembled.model), "max_position_embeddings", None) or 1 << 30

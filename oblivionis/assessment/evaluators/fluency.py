@@ -26,7 +26,7 @@ LIMITS = {
         "at_most": 1,
     },
 }
-TOLD_BY_CLIENTS = ("",)
+CLIENT_METRICS = ("",)
 _SETS = ("forget", "retain")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ORDER = 30
 KEPT = ("m_bin", "mu_lower", "mu_upper", "mean", "std", "greedy")
-TOLD_BY_CLIENTS = ("",)
+CLIENT_METRICS = ("",)
 _GROUP = Group("Forget, sampled", 10)
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -27,7 +27,7 @@ METRICS: tuple[Metric, ...] = (
         "0 to 1.",
         _GROUP,
         drawn=True,
-        chief=True,
+        headline=True,
     ),
     Metric(
         "ed",

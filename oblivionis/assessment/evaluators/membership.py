@@ -79,7 +79,7 @@ def prepare(context: Context) -> Groups | None:
     return found if found.others else None
 
 
-def look_at_base(context: Context, session: EvaluationSession) -> dict[str, float] | None:
+def measure_base(context: Context, session: EvaluationSession) -> dict[str, float] | None:
     """What the attack `reference` compares with; None where it is not wanted."""
     settings = context.config.evaluation.membership
     groups: Groups | None = context.prepared

@@ -22,7 +22,7 @@ METRICS: tuple[Metric, ...] = (
         "MUSE: ROUGE-L F1 (no stemming) between the greedy continuation of the beginning of a forget text and how that "
         "goes on. 0 to 1.",
         _FORGET,
-        chief=True,
+        headline=True,
     ),
     Metric(
         "knowmem_forget",
@@ -31,7 +31,7 @@ METRICS: tuple[Metric, ...] = (
         None,
         "MUSE: ROUGE-L recall of answers to questions about forget texts, after a few examples. 0 to 1.",
         _FORGET,
-        chief=True,
+        headline=True,
     ),
     Metric(
         "privleak",
@@ -51,7 +51,7 @@ METRICS: tuple[Metric, ...] = (
         None,
         "MUSE: the same about retain texts, the utility that is preserved. 0 to 1.",
         _RETAIN,
-        chief=True,
+        headline=True,
     ),
 )
 LEGEND = (

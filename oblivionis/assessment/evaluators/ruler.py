@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oblivionis.assessment.context import Context
 
 ORDER = 20
-TOLD_BY_CLIENTS = ("",)
+CLIENT_METRICS = ("",)
 _GROUP = Group("Forget, RULER", 20)
 METRICS: tuple[Metric, ...] = (
     Metric(

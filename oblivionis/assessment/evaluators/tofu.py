@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oblivionis.assessment.context import Context
 
 ORDER = 10
-TOLD_BY_CLIENTS = ("forget_", "retain_")
+CLIENT_METRICS = ("forget_", "retain_")
 _GROUPS = {name: Group(title, place) for place, (name, title) in enumerate(SETS.items())}
 _PROB = (
     "Length-normalised probability of the true answer, exp(−mean NLL per answer token), end token included; on real "
@@ -55,8 +55,8 @@ def _of_set(name: str) -> list[Metric]:
     drawn = name in ("forget", "retain")
     ratio = ("Forget truth ratio", _FORGET_TRUTH_RATIO) if forget else ("Truth ratio", _TRUTH_RATIO)
     return [
-        Metric(f"{name}_prob", "Prob", direction, None, _PROB, group, drawn, chief=forget),
-        Metric(f"{name}_rouge", "ROUGE-L recall", direction, None, _ROUGE, group, drawn, chief=drawn),
+        Metric(f"{name}_prob", "Prob", direction, None, _PROB, group, drawn, headline=forget),
+        Metric(f"{name}_rouge", "ROUGE-L recall", direction, None, _ROUGE, group, drawn, headline=drawn),
         Metric(f"{name}_truth_ratio", ratio[0], direction, None, ratio[1], group, drawn=forget),
         Metric(f"{name}_extraction_strength", f"{group.title} extraction strength", direction, None, _STRENGTH),
         Metric(f"{name}_exact_memorization", f"{group.title} exact memorisation", direction, None, _MEMORISED),
@@ -73,7 +73,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("forget_ks", "Forget quality (KS statistic)", "lower", None, _FORGET_KS, needs_oracle=True),
     *(metric for name in SETS if name != "forget" for metric in _of_set(name)),
     Metric(
-        "model_utility", "Model utility", "higher", None, _UTILITY, Group("All but forget", 90), drawn=True, chief=True
+        "model_utility",
+        "Model utility",
+        "higher",
+        None,
+        _UTILITY,
+        Group("All but forget", 90),
+        drawn=True,
+        headline=True,
     ),
 )
 

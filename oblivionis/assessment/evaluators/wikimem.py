@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from oblivionis.assessment.wikimem import People
 
 ORDER = 40
-TOLD_BY_CLIENTS = ("",)
+CLIENT_METRICS = ("",)
 _STRICT = (
     "WikiMem: in which share of the phrasings the true value of a fact scores above every value of other people, "
     "averaged over facts. The score takes off how likely the sentence is with look-alike names. 0 to 1."

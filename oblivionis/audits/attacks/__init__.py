@@ -20,7 +20,7 @@ import importlib
 
 import numpy as np
 
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 
 NONE = "none"
 

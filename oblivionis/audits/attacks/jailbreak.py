@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 
 LABEL = "jailbreak"
 WORDED = True

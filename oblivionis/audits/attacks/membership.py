@@ -8,7 +8,7 @@ from evaluation.engine.fused_lora import fused_lora
 from evaluation.metrics.membership import MembershipEvaluator
 from oblivionis import seeds
 from oblivionis.assessment.membership import Groups
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 
 LABEL = "membership"
 ORDER = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evaluation.metrics.tofu import Question
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 
 LABEL = "prefix"
 ORDER = 6

@@ -8,7 +8,7 @@ import numpy as np
 
 from evaluation.engine.quantise import QUANTISERS, Quantiser, quantise_merged
 from oblivionis import seeds
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 from oblivionis.config.schema import Config
 from oblivionis.models.assembly import Assembled, assemble
 

@@ -13,7 +13,7 @@ from clients.training import TrainSettings
 from evaluation.engine.packing import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis import seeds
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 from oblivionis.data.records import Record
 from oblivionis.naming import subject_key
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oblivionis.audits.battery import Attack, Battery
+from oblivionis.audits.attack_questions import Attack, Battery
 
 LABEL = "rephrase"
 WORDED = True

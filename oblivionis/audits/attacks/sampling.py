@@ -12,7 +12,7 @@ from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
 from oblivionis import seeds
-from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.audits.attack_questions import Attack, Battery, Row
 
 LABEL = "sample"
 ORDER = 3

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN
+from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
+from oblivionis.erasure import verification_rules
+from oblivionis.erasure.verification_records import records_of
+from oblivionis.erasure.verification_rules import judge_exchange_counts, judge_exchanges, judge_request
 from oblivionis.reports.format import counted
-from oblivionis.requests import judgement
-from oblivionis.requests.judgement import judge_exchange_counts, judge_exchanges, judge_request
-from oblivionis.requests.judgements import records_of
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 FORMAL = ("ledger", "binding", "scope", "commitment", "model", "exchange")
@@ -120,7 +120,9 @@ def check_model(evidence: Figures) -> Check:
     doubt = evidence["judgement"].get("doubt", "") or next((f"failed: {e}" for e in evidence.get("failed", ())), "")
     if doubt:
         return Check("model", INCONCLUSIVE, {}, doubt)
-    if evidence["judgement"].get("outcome") == judgement.INCONCLUSIVE and not evidence["judgement"].get("records"):
+    if evidence["judgement"].get("outcome") == verification_rules.INCONCLUSIVE and not evidence["judgement"].get(
+        "records"
+    ):
         return Check("model", INCONCLUSIVE, {}, evidence["judgement"].get("why") or "nothing is known of the model")
     return Check("model", PASS, {}, "no evaluator failed, and the model's utility has not collapsed")
 
@@ -130,7 +132,7 @@ def check_exchange(evidence: Figures, limit: float, least_testable: float = 1.0)
 
     By record where the evidence tells of each; else by what the client counted right before and right after it.
     """
-    results = {judgement.VERIFIED: PASS, judgement.NOT_VERIFIED: FAIL}
+    results = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}
     before, after = (evidence.get(moment) or {} for moment in ("before", "after"))
     figure = {
         f"{name} {moment}": found[name]
@@ -163,8 +165,8 @@ def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Ch
     elif found.get("rouge") is None:
         return Check("rouge", INCONCLUSIVE, figure, "the final model was not asked for the records")
     elif found["rouge"] > limit:
-        outcome, why = judgement.NOT_VERIFIED, "the final model's greedy answers recite the records"
-    result = {judgement.VERIFIED: PASS, judgement.NOT_VERIFIED: FAIL}.get(outcome, INCONCLUSIVE)
+        outcome, why = verification_rules.NOT_VERIFIED, "the final model's greedy answers recite the records"
+    result = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}.get(outcome, INCONCLUSIVE)
     return Check("rouge", result, figure, f"{outcome}: {why}" if why else outcome)
 
 
@@ -251,7 +253,8 @@ def check_oracle(found: Figures | None) -> Check:
     why = {
         STILL_KNOWN: "far likelier than in the retrained model",
         NEAR: "as likely as in the retrained model",
-        OVER_UNLEARNED: f"far less likely than in the retrained model: {judgement.MEANING[judgement.OVER_UNLEARNED]}",
+        OVER_UNLEARNED: f"far less likely than in the retrained model: "
+        f"{verification_rules.MEANING[verification_rules.OVER_UNLEARNED]}",
     }.get(found["verdict"], "too few questions to tell from the retrained model")
     result = {STILL_KNOWN: FAIL, NEAR: PASS}.get(found["verdict"], INCONCLUSIVE)
     return Check("oracle", result, figure, why)

@@ -17,23 +17,23 @@ from oblivionis.assessment.audit_numbers import (
 from oblivionis.assessment.verification import judge_numbers
 from oblivionis.chain import HASH, Checked, check_chain
 from oblivionis.config.schema import Config
+from oblivionis.erasure.hidden_requests import Opened, SealError
+from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
+from oblivionis.erasure.node_key import signers
+from oblivionis.erasure.verification_records import MOMENTS, exchanges, judgement_of
+from oblivionis.erasure.verification_rules import INCONCLUSIVE
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.format import counted
-from oblivionis.reports.found import leakage_audit
+from oblivionis.reports.record_results import leakage_audit
 from oblivionis.reports.request_figures import request_figures
-from oblivionis.requests.judgement import INCONCLUSIVE
-from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
-from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
-from oblivionis.requests.node_key import signers
-from oblivionis.requests.sealed import Opened, SealError
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures
-from oblivionis.runs.lines import run_name as told_name
+from oblivionis.runs.run_events import run_name as told_name
 
 STAGE = "unlearn"
 EVENT_FIELDS = (
@@ -86,7 +86,7 @@ def _failed(run: RunDirectory, audit: Mapping[str, Any] | None) -> dict[str, lis
         found = [f"the client did not audit the final model: {told['final']}"] if "final" in told else []
         attacks: list[str] = []
     else:
-        found = [f.in_words() for f in failures(run) if f.final and f.stage == STAGE]
+        found = [f.as_text() for f in failures(run) if f.final and f.stage == STAGE]
         attacks = [
             n.removesuffix(f".{STAGE}") for n in _latest_attacks(run).get("failed", {}) if n.endswith(f".{STAGE}")
         ]
@@ -265,7 +265,11 @@ def _run_leakage(
         "samples": min(int(r["samples"]) for r in mine),
         "confidence": 1 - alpha,
         "audits": len(
-            [e for e in Ledger(run.ledger_path).notes(seal.MEASURED) if any("leakage" in f for f in e["files"])]
+            [
+                e
+                for e in Ledger(run.ledger_path).notes(artifact_binding.MEASURED)
+                if any("leakage" in f for f in e["files"])
+            ]
         ),
     }
 
@@ -427,7 +431,7 @@ def run_name(run: RunDirectory) -> str:
 
 def program_of(run: RunDirectory) -> str | None:
     """The version of the program that made the run, by its ledger."""
-    told = (e.get("program") for e in _lines(run) if e.get("event") == seal.STAGE)
+    told = (e.get("program") for e in _lines(run) if e.get("event") == artifact_binding.STAGE)
     return next((program for program in told if isinstance(program, str)), None)
 
 

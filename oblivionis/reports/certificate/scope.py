@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from oblivionis.chain import check_chain
+from oblivionis.erasure.ledger import EXCHANGE, PENDING, REJECTED, Ledger, Request
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
-from oblivionis.requests.ledger import EXCHANGE, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 

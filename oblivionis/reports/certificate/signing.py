@@ -23,19 +23,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
+from oblivionis.erasure.hidden_requests import Opened
+from oblivionis.erasure.ledger import SERVED, Request
+from oblivionis.erasure.ledger_check import Certified
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
 from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened, program_of, run_name
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
 from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
-from oblivionis.requests.ledger import SERVED, Request
-from oblivionis.requests.sealed import Opened
-from oblivionis.requests.verify import Certified
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
 
@@ -79,7 +79,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
     opened = {} if isinstance(demand, str) else {of.demand.request_id: of for of in demand}
     scope = scope_of(run, demand) if isinstance(demand, str) else _opened_scope(demand)
     _need_stage(run)
-    bound = seal.check(run)
+    bound = artifact_binding.check(run)
     if bound.faults:
         named = "\n".join(f"- {fault}" for fault in bound.faults)
         raise CertificateError(f"{run.path} is not as its ledger says, and nothing is certified of it:\n{named}")
@@ -103,7 +103,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
             "name": name,
             "seed": config.seed,
             "aggregator": config.strategy.name,
-            "method": methods.label(config.unlearning.method),
+            "method": method_traits.label(config.unlearning.method),
             "clients": config.federation.clients,
             "config_sha256": config_hash(config),
             "oblivionis": program_of(run),
@@ -170,7 +170,7 @@ def mark_superseded(run: RunDirectory) -> list[Path]:
     """Leave a note beside each certificate in the run's own folder that rests on other files than the ledger names now:
     something was measured since. Returns the certificates' folders."""
     made, found = list(_certificates(run)), []
-    now = (seal.check(run).files or {}) if made else {}
+    now = (artifact_binding.check(run).files or {}) if made else {}
     for folder, certificate in made:
         files = certificate.get("files", {})
         if newer := sorted(name for name, of in now.items() if files.get(name) != of):

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import captioned, explained
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
 STAGES = {

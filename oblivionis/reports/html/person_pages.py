@@ -13,19 +13,19 @@ from oblivionis.audits.people_outcomes import (
     Person,
     PersonAudit,
     PersonFact,
+    as_text,
     audits_of,
-    in_words,
     person_slug,
 )
+from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import folded, html_page, html_table, section_heading
-from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.runs.artifact_binding import nothing_follows
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.seal import nothing_follows
 
 FOLDER = "people"
 
@@ -181,7 +181,7 @@ def _facts(one: _Known, person: Person, stages: Sequence[str]) -> h.Element:
 def _meter(outcome: Outcome | None) -> h.Node:
     if outcome is None:
         return "–"
-    return [h.meter(max=outcome.phrasings, value=outcome.memorized), " ", in_words(outcome)]
+    return [h.meter(max=outcome.phrasings, value=outcome.memorized), " ", as_text(outcome)]
 
 
 def _requests(requests: Sequence[Request], person: Person) -> h.Element:
@@ -213,6 +213,6 @@ def _phrasings(fact: PersonFact) -> h.Element:
         [p.template, "memorised" if p.memorized else f"rank {p.rank}", number(p.strength), p.first]
         for p in fact.phrasings
     ]
-    title = f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})"
+    title = f"{fact.label}: {' / '.join(fact.values)} ({as_text(fact.outcome)})"
     heads = ["phrasing", "true value", "z*", "ranked first"]
     return folded(title, html_table(heads, ["text", "who", "n", ""], rows, f"Phrasings of {fact.label}"))

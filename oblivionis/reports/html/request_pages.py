@@ -18,6 +18,10 @@ from evaluation.metrics.rouge import UNREAD
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.people_outcomes import audits_of, person_slug
 from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import PENDING, REJECTED, SERVED, Ledger, Request
+from oblivionis.erasure.ledger_schema import reported_numbers
+from oblivionis.erasure.verification_records import seen_by_oracle
+from oblivionis.erasure.verification_rules import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines, write_atomic
 from oblivionis.naming import MODELS
@@ -25,19 +29,15 @@ from oblivionis.reports import summary as report
 from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.certificate.page import MEANING as RESULTS
+from oblivionis.reports.client_tables import SHOWN, audit_note, audit_rows
 from oblivionis.reports.format import number
-from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined, with_code
-from oblivionis.reports.nodes import SHOWN, audit_note, audit_rows
-from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
-from oblivionis.requests.judgements import seen_by_oracle
-from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
-from oblivionis.requests.ledger_lines import told_numbers
+from oblivionis.reports.record_results import leakage_audit
 from oblivionis.runs.answers import forget_answers
+from oblivionis.runs.artifact_binding import nothing_follows
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.seal import nothing_follows
-from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
+from strategies.message_keys import SCOPE_CLIENT, SCOPE_SUBJECT
 
 FOLDER = "requests"
 
@@ -255,7 +255,7 @@ def unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
     served = next((e for e in reversed(events) if e["event"] == "served"), None)
     if served is None:
         return None
-    told = told_numbers(served)
+    told = reported_numbers(served)
     before, after = told.get("forget-nll-before"), told.get("forget-nll-after")
     known = before is not None and after is not None
     loss = f"{number(before)} → {number(after)} nats per token" if known else ""

@@ -8,9 +8,10 @@ from typing import Any
 import htpy as h
 
 from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import PENDING, Ledger, Request
 from oblivionis.files import write_atomic
 from oblivionis.reports import attacks as attack_report
-from oblivionis.reports import forget_quality, outcome, verdicts
+from oblivionis.reports import forget_quality_power, outcome, verdicts
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import overview as run_overview
 from oblivionis.reports import privacy as privacy_report
@@ -31,7 +32,6 @@ from oblivionis.reports.markup import (
     section_heading,
     warning_list,
 )
-from oblivionis.requests.ledger import PENDING, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 
@@ -116,7 +116,7 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     """The table of the metrics, what it says in words, and how to read it."""
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    doubt = forget_quality.doubt(run)
+    doubt = forget_quality_power.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     marks = verdicts.marks(found)
     side_by_side = "The final models side by side"

@@ -18,14 +18,14 @@ from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import GENESIS, HASH, PREV, linked
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.config.allowed_code import permit_named
 from oblivionis.config.identity import text_hash
-from oblivionis.config.own_code import permit_named
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.requests.wire import Question, write_question
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.query_schema import Question, write_question
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
-from strategies import protocol
+from strategies import message_keys
 
 LOSS = '''"""Gradient ascent that leaves a mark in every process that runs it."""
 
@@ -299,12 +299,14 @@ def heard(folder, *outcomes, run="run"):
     (context,) = grid.contexts.values()
     context.node_config["node-dir"] = str(folder)
     config = ConfigRecord({"data": "node", **write_question(question), "config-hash": "c" * 64})
-    message = Message(RecordDict({protocol.CONFIG: config}), dst_node_id=context.node_id, message_type=protocol.QUERY)
+    message = Message(
+        RecordDict({message_keys.CONFIG: config}), dst_node_id=context.node_id, message_type=message_keys.QUERY
+    )
     message.metadata.__dict__["_message_id"] = "1"
     reply = app(message=message, context=context)
     assert not reply.has_error(), reply.error
     (request,) = NodeLedger(folder).requests()
-    return request, list(reply.content.config_records[protocol.REQUESTS][protocol.REQUEST_IDS])
+    return request, list(reply.content.config_records[message_keys.REQUESTS][message_keys.REQUEST_IDS])
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from oblivionis.assessment.assessor import Assessor, assemble_for
 from oblivionis.assessment.rebound import rebound_curves
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_partition
-from oblivionis.models.corpus import corpus_of
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_records import judgement_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.certificate import signing as certificates
-from oblivionis.requests.judgements import judgement_of
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
 PEOPLE = {

@@ -20,12 +20,12 @@ from evaluation.metrics.tofu import SECTIONS
 from oblivionis.chain import Chain, append_all, check_chain
 from oblivionis.cli.main import cli
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.ledger_schema import line_fault
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.html import run_page
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.ledger_lines import line_fault
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, epsilon
 from oblivionis.runs.privacy import read_account
@@ -202,7 +202,7 @@ def test_whoever_looks_at_an_edited_run_is_told(copy, edit):
 
 
 def test_a_run_that_nobody_edited_can_be_built_on(copy, tmp_path):
-    assert not seal.check(copy).faults and not seal.check(copy).missing
+    assert not artifact_binding.check(copy).faults and not artifact_binding.check(copy).missing
     request = next(iter(Ledger(copy.ledger_path))).id
     done = call("certificate", "create", copy.path, request, "--out", tmp_path / "out")
     assert done.code == 0 and "not sealed" not in done.err
@@ -218,13 +218,13 @@ def test_a_run_whose_ledger_was_removed_goes_on_and_is_never_sealed_again(copy, 
     copy.ledger_path.unlink()
     done = call("simulate", "--resume", copy.path)
     assert done.code == 0 and "is not sealed" in done.err + done.out
-    assert "not sealed" in seal.check(copy).missing or "before line" in seal.check(copy).missing
+    assert "not sealed" in artifact_binding.check(copy).missing or "before line" in artifact_binding.check(copy).missing
     shown = call("runs", "show", copy.path)
     assert "it is not sealed" in " ".join(shown.out.split()).lower()
     second = RunDirectory.create(tmp_path, "second")
     second.write_config(copy.read_config())
-    seal.take_over(second, copy, "finetune")
-    assert "is that of run, which is not sealed" in seal.check(second).missing
+    artifact_binding.take_over(second, copy, "finetune")
+    assert "is that of run, which is not sealed" in artifact_binding.check(second).missing
 
 
 def test_a_ledger_that_was_cut_is_found_by_a_certificate(copy, tmp_path):
@@ -318,7 +318,7 @@ def many_lives(run, when):
         if (code := ended(child(run, dies_at_line(life, when)))) == 0:
             return life
         assert code == -signal.SIGKILL, "\n".join(p.read_text() for p in run.path.parent.glob("*.error"))
-        assert seal.ledger_faults(run) == () == seal.check(run).faults
+        assert artifact_binding.ledger_faults(run) == () == artifact_binding.check(run).faults
     raise AssertionError("it does not end")
 
 
@@ -327,7 +327,7 @@ def test_no_kill_looks_like_an_edit(undisturbed, tmp_path, when):
     """All lives of the run go on, and nothing is lost or double."""
     run = new_run(tmp_path, "killed", *SHORT)
     assert many_lives(run, when) > 6 and rows(run) == rows(undisturbed)
-    assert not check_chain(run.ledger_path).faults and not seal.check(run).missing
+    assert not check_chain(run.ledger_path).faults and not artifact_binding.check(run).missing
     for stage in ("finetune", "unlearn"):
         ours, theirs = (r.load_checkpoint(stage).vector for r in (run, undisturbed))
         assert (ours == theirs).all()
@@ -366,7 +366,7 @@ def test_a_checkpoint_laid_into_a_run_that_broke_off_is_refused(whole, tmp_path)
     run = new_run(tmp_path, "broken-off", *STAGES)
     killed_after(run, {"event": "submitted", "id": "round-0002-client-0001"})
     assert run.checkpoint_rounds("unlearn") == [1], "it broke off after a round of unlearning"
-    seal.need_whole(run)
+    artifact_binding.require_intact(run)
     newest(run, "unlearn").write_bytes(newest(run, "retrain").read_bytes())
     done = call("simulate", "--resume", run.path)
     assert done.code == 2 and re.search(r"checkpoint of unlearn is not the model that line \d+ of the ledger", done.err)

@@ -12,11 +12,11 @@ from support.faulty_runs import new_run, play
 
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.chain import GENESIS, HASH, PREV, check_chain, linked
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_rules import VERIFIED
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.evidence import RUN
-from oblivionis.requests.judgement import VERIFIED
-from oblivionis.requests.ledger import Ledger
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 
 SETTINGS = ("certificate.required=[rouge]", "federation.rounds.unlearn=2", "unlearning.updates.keep=1")
@@ -70,7 +70,10 @@ def test_who_rewrites_files_and_ledger_of_a_simulation_together_is_not_seen(copy
         lines.append(linked(entry, head))
         head = lines[-1][HASH]
     copy.ledger_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert check_chain(copy.ledger_path).faults == () == seal.check(copy).faults and not seal.check(copy).missing
+    assert (
+        check_chain(copy.ledger_path).faults == () == artifact_binding.check(copy).faults
+        and not artifact_binding.check(copy).missing
+    )
     assert call("request", "verify", copy.path).code == 0
     assert "2 of 2 deletion requests verified" in said(copy) and "Nothing follows" not in said(copy)
     assert {result for result, _ in results(copy)} == {"PASS"}
@@ -82,7 +85,7 @@ def test_who_names_a_forged_file_in_a_further_line_is_not_seen(copy):
     forged = flattering(json.loads((copy.path / "judgements.json").read_text()))
     copy.keep({"judgements.json": json.dumps(forged)})
     assert copy.ledger_path.read_text().startswith(before)
-    assert seal.check(copy).faults == () and "Nothing follows" not in said(copy)
+    assert artifact_binding.check(copy).faults == () and "Nothing follows" not in said(copy)
     assert {result for result, _ in results(copy)} == {"PASS"}
 
 
@@ -100,7 +103,11 @@ def test_what_simulated_clients_keep_and_their_updates_are_named_nowhere(copy):
     assert {path.relative_to(copy.path).parts[0] for path in edited} == {"nodes", "updates"}
     for path in edited:
         path.write_bytes(path.read_bytes()[:-2])
-    assert seal.check(copy).faults == () and not seal.check(copy).missing and "Nothing follows" not in said(copy)
+    assert (
+        artifact_binding.check(copy).faults == ()
+        and not artifact_binding.check(copy).missing
+        and "Nothing follows" not in said(copy)
+    )
 
 
 def test_a_server_that_measures_another_model_is_seen_only_by_who_measures_again(whole, tmp_path, monkeypatch):
@@ -117,7 +124,11 @@ def test_a_server_that_measures_another_model_is_seen_only_by_who_measures_again
     with monkeypatch.context() as patch:
         patch.setattr(Assessor, "session", other)
         play(run)
-    assert seal.check(run).faults == () and not seal.check(run).missing and "Nothing follows" not in said(run)
+    assert (
+        artifact_binding.check(run).faults == ()
+        and not artifact_binding.check(run).missing
+        and "Nothing follows" not in said(run)
+    )
     assert {source for _, source in results(run)} == {source for _, source in results(whole)} == {RUN}
     for of, same in ((whole, True), (run, False)):
         told = of.stage_summary("unlearn")["metrics"]["forget_prob"]

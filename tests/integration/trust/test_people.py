@@ -14,13 +14,13 @@ from evaluation.metrics.rouge import rouge_l
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_ledger import EXCHANGED, NodeLedger
-from oblivionis.requests.verify import check_ledgers
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.ledger_check import check_ledgers
+from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
-from strategies import protocol
+from strategies import message_keys
 
 CERTAIN = {
     "normal forms": ("Jos\u00e9 M\u00fcller", ["Jose\u0301 Mu\u0308ller", "JOS\u00c9 M\u00dcLLER"]),
@@ -145,13 +145,13 @@ class Trained:
 
     def __call__(self, client, message, reply):
         if (
-            message.metadata.message_type == protocol.TRAIN
-            and message.content.config_records[protocol.CONFIG]["stage"] == "unlearn"
+            message.metadata.message_type == message_keys.TRAIN
+            and message.content.config_records[message_keys.CONFIG]["stage"] == "unlearn"
         ):
-            numbers = reply.content.metric_records[protocol.METRICS]
-            self.counts[message.content.config_records[protocol.CONFIG][protocol.SERVER_ROUND], client] = numbers[
-                protocol.NUM_EXAMPLES
-            ]
+            numbers = reply.content.metric_records[message_keys.METRICS]
+            self.counts[message.content.config_records[message_keys.CONFIG][message_keys.SERVER_ROUND], client] = (
+                numbers[message_keys.NUM_EXAMPLES]
+            )
         return reply
 
 

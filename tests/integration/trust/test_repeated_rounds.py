@@ -16,14 +16,14 @@ from support.nodes import PATIENTS, write_nodes
 from support.stages import Recorded
 
 from oblivionis.client import app as client_app
-from oblivionis.client.rounds import MOST_TIMES, Turn
+from oblivionis.client.single_participation import MOST_TIMES, Turn
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
-from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
-from strategies import protocol
-from strategies.secure import words
+from strategies import message_keys
+from strategies.secure import stage_keys
 from strategies.secure.server import SecureSum
 from strategies.secure.terms import SecureSettings
 
@@ -58,7 +58,7 @@ class Server:
     def hold(self, clients, **changes):
         """The sum of what these clients answer to the messages of the round, with some keys of them changed."""
         messages = {c: self._again(self.messages[c], changes) for c in clients}
-        numbers = self.messages[VICTIM].content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy().size
+        numbers = self.messages[VICTIM].content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy().size
         terms = SETTINGS.terms("train", len(clients), (), numbers)
         who = {m.metadata.dst_node_id: c for c, m in messages.items()}
         session = SecureSum(self.grid, lambda m: who[m.metadata.dst_node_id], terms, 60.0)
@@ -69,8 +69,10 @@ class Server:
     @staticmethod
     def _again(message, changes):
         asked = message.content
-        config = ConfigRecord({**asked.config_records[protocol.CONFIG], **changes})
-        content = RecordDict({protocol.ARRAYS: asked.array_records[protocol.ARRAYS], protocol.CONFIG: config})
+        config = ConfigRecord({**asked.config_records[message_keys.CONFIG], **changes})
+        content = RecordDict(
+            {message_keys.ARRAYS: asked.array_records[message_keys.ARRAYS], message_keys.CONFIG: config}
+        )
         kind = message.metadata.message_type
         return Message(content, dst_node_id=message.metadata.dst_node_id, message_type=kind)
 
@@ -95,7 +97,7 @@ def federation(home, patch, *overrides):
         return found, report
 
     def keep(client, message, reply):
-        if message.metadata.message_type == protocol.TRAIN and words.RECORD in message.content.config_records:
+        if message.metadata.message_type == message_keys.TRAIN and stage_keys.RECORD in message.content.config_records:
             messages.setdefault(client, message)
         return reply
 
@@ -118,7 +120,7 @@ def server(tmp_path, monkeypatch):
 
 def first_sum(server):
     """What the honest round told: the sum over everybody, from the model before it and after it."""
-    sent = server.messages[VICTIM].content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
+    sent = server.messages[VICTIM].content.array_records[message_keys.ARRAYS][message_keys.ADAPTER].numpy()
     weight = sum(_records(server, client) for client in EVERYBODY)
     return weight * (server.run.load_checkpoint("finetune").vector.astype(np.float64) - sent)
 

@@ -18,13 +18,13 @@ from support.nodes import write_nodes
 
 from oblivionis.chain import check_chain
 from oblivionis.client.app import app
-from oblivionis.requests.ledger import COVERED, PENDING, Ledger
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.requests.wire import Answer, Told, write_answer
+from oblivionis.erasure.ledger import COVERED, PENDING, Ledger
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.query_schema import Answer, Told, write_answer
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 from oblivionis.server.app import serve
-from strategies import protocol
+from strategies import message_keys
 
 CLIENTS, FLOOD, MOST, BATCH, ROUNDS = 4, 1000, 5, 4, 3
 REASON = "because " * 250
@@ -72,29 +72,29 @@ class Flood:
 
     def __call__(self, client, message, reply):
         kind = message.metadata.message_type
-        config = message.content.config_records.get(protocol.CONFIG, {})
-        if kind == protocol.QUERY and protocol.LEDGER in config:
+        config = message.content.config_records.get(message_keys.CONFIG, {})
+        if kind == message_keys.QUERY and message_keys.LEDGER in config:
             self._asked(client, config, reply)
         for who, said in (("server", message), (f"client {client}", reply)):
             words = str(dict(said.content.config_records)) if said.has_content() else said.error.reason
             self.longest[who] = max(self.longest.get(who, 0), len(words))
             self.words += words if "because" in words else ""
-        if client == 2 and kind == protocol.UNLEARN and self.away:
+        if client == 2 and kind == message_keys.UNLEARN and self.away:
             self.away = False
             return Message(Error(code=5, reason="node unavailable"), reply_to=message)
         return reply
 
     def _asked(self, client, config, reply):
-        server_round = config[protocol.SERVER_ROUND]
+        server_round = config[message_keys.SERVER_ROUND]
         if client == 1:
             self.rounds.append(server_round)
-            self.told.append(len(config[protocol.OUTCOMES]))
-            head = reply.content.config_records[protocol.REQUESTS][protocol.LEDGER_HEAD]
+            self.told.append(len(config[message_keys.OUTCOMES]))
+            head = reply.content.config_records[message_keys.REQUESTS][message_keys.LEDGER_HEAD]
             made = [Told(f"r{len(self.told)}-{n}", "records", (f"x{len(self.told)}-{n}",)) for n in range(FLOOD)]
             answer = {**write_answer(Answer(tuple(made), head, ())), "reason": "long " * 20_000}
             if server_round == 2:
-                answer[protocol.REQUEST_IDS] = ["twice"] * FLOOD
-            reply.content[protocol.REQUESTS] = ConfigRecord(answer)
+                answer[message_keys.REQUEST_IDS] = ["twice"] * FLOOD
+            reply.content[message_keys.REQUESTS] = ConfigRecord(answer)
         if client == 3 and server_round == 1:
             submit(self.nodes / "node3", "p3-home", "late")
 

@@ -12,11 +12,11 @@ import torch
 from support import tiny_llama
 from torch import Tensor
 
-from clients import distributions, losses, step, unlearning
+from clients import batch_quantities, distributions, losses, unlearning
+from clients.batch_quantities import BatchQuantities
 from clients.distributions import statistics
 from clients.entropy import Entropy
-from clients.flat import FlatParameters
-from clients.step import Step
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import AnswerRows, answer_logits
@@ -166,11 +166,11 @@ def test_records_against_one_at_a_time(mode: str, share: bool) -> None:
 def test_quantities_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[str] = []
     for name in ("answer_rows", "token_log_probs"):
-        original = getattr(step, name)
-        monkeypatch.setattr(step, name, lambda *a, f=original, n=name: (passes.append(n), f(*a))[1])
+        original = getattr(batch_quantities, name)
+        monkeypatch.setattr(batch_quantities, name, lambda *a, f=original, n=name: (passes.append(n), f(*a))[1])
     model = tiny_llama.lora()
-    plain = Step(model, FORGET, RETAIN)
-    both = Step(model, FORGET, RETAIN, wanted=("forget_entropy", "retain_entropy"))
+    plain = BatchQuantities(model, FORGET, RETAIN)
+    both = BatchQuantities(model, FORGET, RETAIN, wanted=("forget_entropy", "retain_entropy"))
     for name in ("forget_log_p", "forget_nll", "retain_log_p", "retain_nll"):
         torch.testing.assert_close(getattr(both, name), getattr(plain, name), rtol=0, atol=1e-4)
     assert both.retain_entropy is not None and both.retain_entropy.shape == (5,)
@@ -178,7 +178,7 @@ def test_quantities_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         both.forget_entropy.detach(), [mean_entropy(model, [r]) for r in FORGET], rtol=0, atol=1e-5
     )
     assert sorted(passes) == ["answer_rows", "token_log_probs"]
-    assert Step(model, FORGET, [], wanted=("forget_entropy",)).retain_entropy is None
+    assert BatchQuantities(model, FORGET, [], wanted=("forget_entropy",)).retain_entropy is None
     with pytest.raises(ValueError, match="forget_entropy was not computed"):
         _ = plain.forget_entropy
 
@@ -269,7 +269,7 @@ def test_trajectory_equals_the_slow_loop(method: str, retain: list[TokenSequence
 
 
 def test_a_retain_weight_without_retain_records_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "answer_rows", None)
+    monkeypatch.setattr(batch_quantities, "answer_rows", None)
     _, report, vector = run("npo", Entropy(retain=-1.0), [])
     np.testing.assert_array_equal(vector, run("npo", None, [])[2])
     assert not report.retain_used and math.isnan(report.first_forget_entropy)
@@ -297,8 +297,10 @@ def test_retain_records_take_part_when_their_weight_asks_for_them(
     retain: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    build = step.PackedBatch.build
-    monkeypatch.setattr(step.PackedBatch, "build", lambda s, *a, **k: (seen.append(len(s)), build(s, *a, **k))[1])
+    build = batch_quantities.PackedBatch.build
+    monkeypatch.setattr(
+        batch_quantities.PackedBatch, "build", lambda s, *a, **k: (seen.append(len(s)), build(s, *a, **k))[1]
+    )
     _, report, _ = run("grad_ascent", Entropy(1.0, retain), epochs=1)
     assert seen == expected and report.retain_used == (retain != 0)
 

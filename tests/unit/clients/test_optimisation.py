@@ -11,7 +11,7 @@ import torch
 from support import tiny_llama
 from torch import nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import Ball, Prox, Updater, local_work
 from clients.training import TrainSettings, train
 from clients.unlearning import unlearn

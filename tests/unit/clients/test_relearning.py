@@ -11,7 +11,7 @@ import torch
 from support import tiny_llama
 from torch import nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.relearning import relearn
 from clients.training import TrainSettings, train
 from evaluation.engine.quantise import NF4_BLOCK, QUANTISERS, int8, nf4, nf4_code, quantise_merged

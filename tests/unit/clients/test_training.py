@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import get_scheduler
 
 from clients import optimisation
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import Updater, learning_rate_factor
 from clients.training import NonFiniteError, TrainSettings, train
 

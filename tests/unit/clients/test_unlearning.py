@@ -13,9 +13,9 @@ import pytest
 import torch
 from support import tiny_llama
 
-from clients import losses, step
+from clients import batch_quantities, losses
 from clients.entropy import Entropy
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
 from clients.unlearning import UnlearnOptions, Update, unlearn
 
@@ -100,8 +100,10 @@ def test_retain_records_are_not_touched_when_not_needed(
     name: str, values: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    build = step.PackedBatch.build
-    monkeypatch.setattr(step.PackedBatch, "build", lambda s, *a, **k: (seen.append(len(s)), build(s, *a, **k))[1])
+    build = batch_quantities.PackedBatch.build
+    monkeypatch.setattr(
+        batch_quantities.PackedBatch, "build", lambda s, *a, **k: (seen.append(len(s)), build(s, *a, **k))[1]
+    )
     model = tiny_llama.lora()
     untouchable: Any = [None] * 5
     report = unlearn(model, FlatParameters(model), FORGET, untouchable, name, values, settings(), seed=0)
@@ -110,13 +112,13 @@ def test_retain_records_are_not_touched_when_not_needed(
 
 def test_forward_passes_hold_no_more_sequences_than_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, bool]] = []
-    build = step.PackedBatch.build
+    build = batch_quantities.PackedBatch.build
 
     def counted(sequences: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append((len(sequences), torch.is_grad_enabled()))
         return build(sequences, *args, **kwargs)
 
-    monkeypatch.setattr(step.PackedBatch, "build", counted)
+    monkeypatch.setattr(batch_quantities.PackedBatch, "build", counted)
     model = tiny_llama.lora()
     unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, settings(epochs=1), seed=0)
     assert seen == [(4, False), (3, False), (4, True), (4, True), (4, True), (2, True)]
@@ -125,13 +127,13 @@ def test_forward_passes_hold_no_more_sequences_than_the_batch_size(monkeypatch: 
 def test_neither_do_they_with_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two records with partner and another answer each; what no epoch takes is never looked at."""
     seen: list[tuple[int, bool]] = []
-    build = step.PackedBatch.build
+    build = batch_quantities.PackedBatch.build
 
     def counted(sequences: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append((len(sequences), torch.is_grad_enabled()))
         return build(sequences, *args, **kwargs)
 
-    monkeypatch.setattr(step.PackedBatch, "build", counted)
+    monkeypatch.setattr(batch_quantities.PackedBatch, "build", counted)
     model = tiny_llama.lora()
     untouchable: Any = None
     others = [[record, untouchable] for record in FORGET]
@@ -153,16 +155,16 @@ def test_each_forget_record_needs_another_answer_where_the_method_asks_for_one(o
 
 def test_what_a_step_was_not_given_is_named() -> None:
     model = tiny_llama.lora()
-    plain = step.Step(model, FORGET, RETAIN)
+    plain = batch_quantities.BatchQuantities(model, FORGET, RETAIN)
     for name in ("alternative_log_p", "alternative_nll", "alternative_reference_log_p"):
         with pytest.raises(ValueError, match="alternative answers were not"):
             getattr(plain, name)
-    assert step.Step(model, FORGET, []).retain_reference_nll is None
+    assert batch_quantities.BatchQuantities(model, FORGET, []).retain_reference_nll is None
 
 
 def test_a_step_is_taken_against_nothing_at_temperature_one_unless_told_otherwise() -> None:
-    assert step.Surroundings() == (None, None, 1.0, 0.0, 0, "nll", None, 1.0)
-    assert set(step.References()) == {None}
+    assert batch_quantities.ReferenceModels() == (None, None, 1.0, 0.0, 0, "nll", None, 1.0)
+    assert set(batch_quantities.References()) == {None}
 
 
 def test_without_retain_records_the_term_is_absent() -> None:
@@ -198,7 +200,7 @@ def test_the_reference_is_the_model_as_received_without_dropout() -> None:
     model = tiny_llama.lora(dropout=0.4).train()
     expected = [x.sum().item() for x in tiny_llama.padded_log_probs(model.eval(), FORGET)]
     model.train()
-    got = step.log_likelihoods(model, FORGET, 3)
+    got = batch_quantities.log_likelihoods(model, FORGET, 3)
     assert model.training and not got.requires_grad
     np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-4)
 

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evaluation import hook
 from evaluation.engine.decoding import greedy
 from evaluation.engine.likelihood import score
+from evaluation.engine.progress import watched
 from evaluation.engine.sequences import TokenSequence
-from evaluation.engine.watch import watched
 from evaluation.hook import EvaluationSession, Hook, Requesting, Result
 from evaluation.leakage.evaluator import LeakageEvaluator
 from evaluation.metrics.fluency import FluencyEvaluator

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from oblivionis.cli import audit_codes
+from oblivionis.cli import audit_exit_codes
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from oblivionis.cli import audit_codes
 )
 def test_zero_is_for_what_was_all_tested_and_is_equal(differs, untested, code):
     try:
-        audit_codes.end(differs=differs, untested=untested)
+        audit_exit_codes.end(differs=differs, untested=untested)
         found = 0
     except typer.Exit as error:
         found = error.exit_code

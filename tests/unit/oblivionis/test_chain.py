@@ -6,10 +6,10 @@ import json
 import pytest
 
 from oblivionis.chain import GENESIS, check_chain
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger_check import check_ledgers
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import RunError
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
-from oblivionis.requests.verify import check_ledgers
 
 
 @pytest.fixture

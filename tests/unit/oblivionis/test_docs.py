@@ -10,8 +10,8 @@ from clients import losses
 from oblivionis.config import compose as configuration
 from oblivionis.data import own_records
 from oblivionis.data.corpora import load_corpus, load_partition
-from oblivionis.requests.holdings import Holdings
-from oblivionis.requests.schedule import FIELDS, policy_of
+from oblivionis.erasure.record_holders import Holdings
+from oblivionis.erasure.schedule import FIELDS, policy_of
 
 ROOT = Path(__file__).resolve().parents[3]
 INDEX = (ROOT / "docs" / "reference" / "paper-index.md").read_text(encoding="utf-8")

@@ -23,9 +23,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.superlink.federation import NoOpFederationManager
 
-from oblivionis.flower import grids, names, superexec, turns
-from strategies.flower import identify_process
-from strategies.memory_grid import MemoryGrid
+from oblivionis.flower import fair_scheduling, grids, names, superexec
+from strategies.flower_internals import identify_process
+from strategies.rounds.memory_grid import MemoryGrid
 
 
 def simulation(nodes: int, before=None) -> tuple[grids.InMemoryGrid, dict[int, int]]:
@@ -178,7 +178,7 @@ def test_clients_that_unlearn_take_turns_at_the_cores(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RayBackend, "process_message", process)
     backend, context = RayBackend.__new__(RayBackend), Context(0, 0, {}, RecordDict(), {})
     kinds = ["train.unlearn"] * 4 + ["train"] * 2
-    with turns.unlearning_in_turns(2):
+    with fair_scheduling.unlearning_in_turns(2):
         threads = []
         for number, kind in enumerate(kinds):
             message = Message(RecordDict(), dst_node_id=number, message_type=kind)
@@ -205,7 +205,7 @@ def test_who_waits_for_a_turn_is_not_overtaken() -> None:
     waiting: Queue[int] = Queue()
     for number in range(60):
         waiting.put(number)
-    taking, common, begun = threading.Lock(), turns.Turns(2), []
+    taking, common, begun = threading.Lock(), fair_scheduling.Turns(2), []
 
     def work() -> None:
         while True:

@@ -4,14 +4,14 @@ import io
 
 from rich.console import Console
 
-from evaluation.engine.watch import counter, part
-from oblivionis.cli.following import following
-from oblivionis.runs import ticker
+from evaluation.engine.progress import counter, part
+from oblivionis.cli.progress_display import following
+from oblivionis.runs import periodic_message
 
 
 def test_lines_where_there_is_no_terminal(monkeypatch):
     told = []
-    monkeypatch.setattr("oblivionis.cli.following.Ticker", lambda tell: told.append(tell) or _Closed())
+    monkeypatch.setattr("oblivionis.cli.progress_display.Ticker", lambda tell: told.append(tell) or _Closed())
     out = io.StringIO()
     with following(Console(file=out, width=200), "attacking") as follow:
         (tell,) = told
@@ -43,15 +43,18 @@ def test_the_ticker_goes_slower_and_stops(monkeypatch):
     class Over:
         def wait(self, seconds):
             waits.append(seconds)
-            return len(waits) > ticker.SOON + 2
+            return len(waits) > periodic_message.SOON + 2
 
         def set(self): ...
 
-    monkeypatch.setattr(ticker.threading, "Event", Over)
-    monkeypatch.setattr(ticker.threading, "Thread", lambda target, daemon: _Now(target))
+    monkeypatch.setattr(periodic_message.threading, "Event", Over)
+    monkeypatch.setattr(periodic_message.threading, "Thread", lambda target, daemon: _Now(target))
     told = []
-    ticker.Ticker(told.append).close()
-    assert waits == [ticker.SECONDS] * ticker.SOON + [ticker.LATER] * 3 and len(told) == ticker.SOON + 2
+    periodic_message.Ticker(told.append).close()
+    assert (
+        waits == [periodic_message.SECONDS] * periodic_message.SOON + [periodic_message.LATER] * 3
+        and len(told) == periodic_message.SOON + 2
+    )
 
 
 class _Closed:

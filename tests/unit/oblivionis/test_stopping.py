@@ -9,18 +9,18 @@ import time
 import pytest
 from support.processes import environment
 
-from oblivionis.cli.stopping import Stopping
+from oblivionis.cli.interrupts import Stopping
 
 HANGS = """
 import atexit, sys, threading, time
-from oblivionis.cli import stopping
+from oblivionis.cli import interrupts as stopping
 stopping.GRACE_S = 0.5
 {how}
 stopping.leave(3)
 """
 GOES_ON = """
 import time
-from oblivionis.cli import stopping
+from oblivionis.cli import interrupts as stopping
 stopping.GRACE_S = 0.2
 try:
     stopping.leave(3)
@@ -30,7 +30,7 @@ print("went on")
 """
 SECOND = """
 import os, signal, threading, time
-from oblivionis.cli.stopping import Stopping, signals
+from oblivionis.cli.interrupts import Stopping, signals
 threading.Thread(target=time.sleep, args=(60,)).start()
 with signals():
     stopping = Stopping()
@@ -40,7 +40,7 @@ with signals():
 """
 ELSEWHERE = """
 import os, signal, time
-from oblivionis.cli import stopping
+from oblivionis.cli import interrupts as stopping
 stopping.GRACE_S = 0.2
 with stopping.signals():
     stopping.stopping.hint = "continue with: this"

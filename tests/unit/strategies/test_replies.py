@@ -21,15 +21,11 @@ from support.fedtu_clients import (
     request,
 )
 
-from strategies import protocol, told
-from strategies.factory import build
-from strategies.fedtu import (
-    FedTU,
-    Options,
-    RequestList,
-)
-from strategies.memory_grid import MemoryGrid
+from strategies import message_keys, metric_schema
 from strategies.replies import answers, judge, metrics_of
+from strategies.rounds.fedtu import FedTU, Options, RequestList
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rules.factory import build
 
 
 def broken(kind: str):
@@ -205,7 +201,7 @@ def test_a_bad_unlearning_reply_leaves_the_request_pending(kind):
     good, bad = honest(1), broken(kind)
 
     def answer(message):
-        first = message.metadata.message_type == protocol.UNLEARN and message.content["config"]["server-round"] < 3
+        first = message.metadata.message_type == message_keys.UNLEARN and message.content["config"]["server-round"] < 3
         return bad(message) if first else good(message)
 
     grid.nodes[1] = answer
@@ -237,7 +233,7 @@ def test_extra_rounds_while_requests_are_pending():
         good = honest(1)
         grid.nodes[1] = lambda m: (
             Error(code=2)
-            if m.metadata.message_type == protocol.UNLEARN and m.content["config"]["server-round"] < serve_in
+            if m.metadata.message_type == message_keys.UNLEARN and m.content["config"]["server-round"] < serve_in
             else good(m)
         )
         requests = RequestList([(1, request(1))])
@@ -253,7 +249,7 @@ def test_extra_rounds_while_requests_are_pending():
     assert (rounds, requests.served_in) == (7, {})
 
 
-@pytest.mark.parametrize("message_type", [protocol.TRAIN, protocol.UNLEARN])
+@pytest.mark.parametrize("message_type", [message_keys.TRAIN, message_keys.UNLEARN])
 def test_a_client_that_says_that_a_worker_died_is_left_out(message_type):
     grid, recorder = federation(3), Recorder()
     good = honest(1)
@@ -410,6 +406,6 @@ def test_a_number_that_one_reply_lacks_is_dropped_where_replies_are_averaged_alo
     grid.send_and_receive(asked)
     more = {"unlearn-steps": 3, "unknown": 7}
     replies = [Message(content([1.0], **extra), reply_to=m) for m, extra in zip(asked, (more, {}), strict=True)]
-    found = judge(enumerate(replies), reference=None, same_metrics=same, numbers=told.UNLEARN)
+    found = judge(enumerate(replies), reference=None, same_metrics=same, numbers=metric_schema.UNLEARN)
     first, second = (metrics_of(v.reply).keys() for v in found if v.reply is not None)
     assert first - second == (set() if same else {"unlearn-steps"}) and "num-examples" in second

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from support.commands import call
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated import collecting, graph
 from oblivionis.runs.failures import row_of
 

@@ -4,7 +4,7 @@ import os
 
 from support.commands import call
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated import graph, identity
 from benchmarks.federated.processes import slots
 from oblivionis.config.compose import compose
@@ -165,7 +165,7 @@ def test_the_program_counts_but_not_its_comments(tmp_path):
     module = tmp_path / "clients" / "step.py"
     module.parent.mkdir()
 
-    def value(text, name="clients/step.py"):
+    def value(text, name="clients/batch_quantities.py"):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)

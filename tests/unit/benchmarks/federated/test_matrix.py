@@ -3,7 +3,7 @@
 import pytest
 from support.commands import call
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from oblivionis.config.problems import ConfigError
 
 SMALL = """

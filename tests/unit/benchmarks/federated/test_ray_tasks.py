@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from support.commands import call
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated.executors import ray_tasks, ray_worker
 from benchmarks.federated.executors.ray_tasks import TIMES, RayExecutor
 from benchmarks.federated.executors.ray_worker import Ended

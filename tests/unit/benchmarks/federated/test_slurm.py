@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 from support import fake_slurm
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated import slurm
-from benchmarks.federated.demand import BESIDES, MARGIN, Demand, Demands, check
 from benchmarks.federated.graph import plan
 from benchmarks.federated.options import Options, Reserve, Slurm
+from benchmarks.federated.resource_demand import BESIDES, MARGIN, Demand, Demands, check
 from oblivionis.config.compose import compose
 from oblivionis.errors import OblivionisError
-from oblivionis.models.machine import Machine
+from oblivionis.models.hardware import Machine
 from oblivionis.models.memory import estimate
 from oblivionis.server.preflight import lengths_of
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from support.commands import call
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Layout, Measure, Settings, problems
 from benchmarks.federated.tables import build, unknown_metrics

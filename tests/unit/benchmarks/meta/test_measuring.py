@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from support.meta_suite import TINY
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.meta.federation import fedavg
 from benchmarks.meta.measuring import Measurer
 from benchmarks.meta.models import training_records
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
+from oblivionis.audits.attack_questions import Battery
 from oblivionis.audits.attacks import quantise, relearn
-from oblivionis.audits.battery import Battery
 from oblivionis.client.worker import Worker
 from oblivionis.models.assembly import assemble
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from support.commands import call
 from support.meta_suite import TINY, same_files
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.meta import results, runner
 from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import JUDGED, MODELS, STATES

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from support.commands import call
 
-from benchmarks import kinds as suites
+from benchmarks import suite_kinds as suites
 from benchmarks.tabular import data
 from benchmarks.tabular.experiment import KEYS
 from benchmarks.tabular.results import Results

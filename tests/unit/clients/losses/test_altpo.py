@@ -12,7 +12,7 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, OTHERS, RETAIN, fast, in_turn, log_p, nll, rows, trajectory
 from torch import Tensor
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.altpo import altpo
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn

@@ -11,7 +11,7 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, rows, trajectory
 from torch import Tensor
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.ce_u import ce_u
 from clients.unlearning import unlearn
 from evaluation.engine.sequences import TokenSequence

@@ -12,7 +12,7 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, OTHERS, SEED, SETTINGS, fast, in_turn, log_p, nll, trajectory
 from torch import Tensor
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.idk_dpo import idk_dpo
 from clients.losses.npo import npo
 from clients.unlearning import unlearn

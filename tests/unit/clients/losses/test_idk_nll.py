@@ -13,7 +13,7 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, OTHERS, RETAIN, SEED, SETTINGS, fast, in_turn, nll, trajectory
 from torch import Tensor
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.idk_nll import idk_nll
 from clients.unlearning import unlearn
 from evaluation.engine.sequences import TokenSequence

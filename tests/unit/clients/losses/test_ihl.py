@@ -11,10 +11,10 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, RETAIN, SEED, fast, nll, rows, trajectory
 from torch import Tensor
 
+from clients.batch_quantities import BatchQuantities
 from clients.distributions import row_leads
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.ihl import ihl
-from clients.step import Step
 from clients.training import TrainSettings
 from clients.unlearning import unlearn
 from evaluation.engine.forward import AnswerRows
@@ -65,11 +65,11 @@ def test_leads_in_pieces_and_by_finite_differences(head: bool, monkeypatch: pyte
 
 def test_the_quantity_is_only_there_where_it_is_wanted() -> None:
     model = tiny_llama.lora()
-    step = Step(model, FORGET, RETAIN, wanted=("forget_lead",))
+    step = BatchQuantities(model, FORGET, RETAIN, wanted=("forget_lead",))
     with torch.no_grad():
         assert (1 + step.forget_lead).mean().item() == pytest.approx(hinge(model, FORGET).item(), rel=1e-4)
     with pytest.raises(ValueError, match="forget_lead was not computed"):
-        _ = Step(model, FORGET, RETAIN).forget_lead
+        _ = BatchQuantities(model, FORGET, RETAIN).forget_lead
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -15,10 +15,10 @@ from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, SIZE, fast, 
 from torch import Tensor
 
 from clients import losses
+from clients.batch_quantities import BatchQuantities
 from clients.distributions import row_margins
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.pdu import advance, pdu
-from clients.step import Step
 from clients.training import TrainSettings
 from clients.unlearning import unlearn
 from evaluation.engine.forward import AnswerRows
@@ -93,11 +93,11 @@ def test_a_uniform_distribution_has_no_margin_whatever_its_logits() -> None:
 def test_the_quantities_of_a_step(build: Callable[..., Any]) -> None:
     """By LoRA the frozen head makes logits of states, in full mode there are logits."""
     model = build(num_hidden_layers=3)
-    step = Step(model, FORGET, RETAIN, wanted=("forget_margin", "retain_nll"))
+    step = BatchQuantities(model, FORGET, RETAIN, wanted=("forget_margin", "retain_nll"))
     with torch.no_grad():
         expected = [margin(model, record).item() for record in FORGET]
     np.testing.assert_allclose(step.forget_margin.detach(), expected, rtol=1e-4)
-    plain = Step(model, FORGET, RETAIN)
+    plain = BatchQuantities(model, FORGET, RETAIN)
     assert step.retain_nll is not None and plain.retain_nll is not None
     torch.testing.assert_close(step.retain_nll, plain.retain_nll, rtol=0, atol=1e-4)
     torch.testing.assert_close(step.forget_nll, plain.forget_nll, rtol=0, atol=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import tiny_llama
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.pga import pga
 from clients.optimisation import Ball, TrainSettings, Updater
 from clients.unlearning import UnlearnOptions, unlearn

@@ -12,7 +12,7 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, rows, trajectory
 from torch import Tensor
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.satimp import satimp
 from clients.losses.wga import wga
 from clients.unlearning import unlearn

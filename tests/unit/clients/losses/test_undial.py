@@ -12,11 +12,11 @@ from support import tiny_llama
 from support.slow_unlearning import DECAY, EPOCHS, FORGET, RATE, RETAIN, SEED, SIZE, nll, rows, trajectory
 from torch import Tensor
 
+from clients.batch_quantities import BatchQuantities, ReferenceModels
 from clients.distributions import row_statistics, statistics
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.undial import undial
-from clients.reference import Received
-from clients.step import Step, Surroundings
+from clients.reference_models import Received
 from clients.training import TrainSettings
 from clients.unlearning import unlearn
 from evaluation.engine.forward import AnswerRows
@@ -152,8 +152,8 @@ def test_it_settles_at_the_target_and_not_below() -> None:
 def test_strength_zero_is_the_divergence_from_the_model_as_received() -> None:
     model = tiny_llama.lora(num_hidden_layers=3)
     flat = FlatParameters(model)
-    around = Surroundings(received=Received(model, flat), strength=0.0)
+    around = ReferenceModels(received=Received(model, flat), strength=0.0)
     flat.load(flat.numpy() + 0.02)
-    step = Step(model, FORGET, [], wanted=("forget_adjusted_kl", "forget_reference_kl"), around=around)
+    step = BatchQuantities(model, FORGET, [], wanted=("forget_adjusted_kl", "forget_reference_kl"), around=around)
     assert (step.forget_adjusted_kl > 1e-3).all()
     assert torch.equal(step.forget_adjusted_kl, step.forget_reference_kl)

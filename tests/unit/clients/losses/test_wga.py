@@ -12,11 +12,11 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, rows, trajectory
 from torch import Tensor
 
+from clients.batch_quantities import BatchQuantities
 from clients.entropy import Entropy
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.losses.grad_diff import grad_diff
 from clients.losses.wga import wga
-from clients.step import Step
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.sequences import TokenSequence
@@ -64,7 +64,7 @@ def test_forgotten_tokens_are_let_go() -> None:
 def test_likelihoods_of_tokens_are_those_of_each_record_alone(wanted: str) -> None:
     """By the likelihoods alone, and by the logits that entropies need."""
     model = tiny_llama.lora(num_hidden_layers=3)
-    step = Step(model, FORGET, RETAIN, wanted=("forget_token_log_p", wanted))
+    step = BatchQuantities(model, FORGET, RETAIN, wanted=("forget_token_log_p", wanted))
     with torch.no_grad():
         found = step.forget_token_log_p
         for record, mine in zip(FORGET, found, strict=True):

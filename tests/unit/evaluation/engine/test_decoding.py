@@ -24,7 +24,7 @@ from evaluation.engine.architectures import way
 from evaluation.engine.backends.generation import batches, plain_settings
 from evaluation.engine.decoder_loop import Table
 from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, attend_few, prefill_parts
-from evaluation.engine.watch import watched
+from evaluation.engine.progress import watched
 
 VOCABULARY = 40
 STOPS = (5, 7)

@@ -11,13 +11,13 @@ from support import tiny_llama
 from torch import Tensor
 from torch.nn import functional as F
 
-from evaluation.engine import half, kernels, llama
-from evaluation.engine.adapted import adapted, half_copy
+from evaluation.engine import half_precision_weights, kernels, llama
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import active_factors, fused_lora, is_cheaper
-from evaluation.engine.half import FrozenProduct
+from evaluation.engine.half_precision_weights import FrozenProduct
 from evaluation.engine.kernels import AttentionPlan, FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU
 from evaluation.engine.llama import FusedLlama
+from evaluation.engine.lora_linear import adapted, half_copy
 from evaluation.engine.packing import PackedBatch, row_layout
 from evaluation.engine.sequences import TokenSequence
 
@@ -66,7 +66,7 @@ def test_frozen_head(rows: int) -> None:
 @pytest.mark.parametrize("supported", [True, False])
 def test_a_rounded_head_rounds_relative_to_the_gradient(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels of probabilities from 1e-4 to 1 - 1e-6: the gradient of each row is as near as bfloat16 is, no farther."""
-    monkeypatch.setattr(half, "multiplies_bfloat16", lambda: supported)
+    monkeypatch.setattr(half_precision_weights, "multiplies_bfloat16", lambda: supported)
     w = normal(40, 16, seed=1).detach()
     rows, labels = 600, torch.arange(600) % 40
     h = (torch.linspace(-0.5, 1.4, rows)[:, None] * w[labels]).requires_grad_()
@@ -296,7 +296,7 @@ def test_weights_kept_in_half_precision_are_all_that_is_rounded(
 ) -> None:
     """Where the processor cannot multiply in bfloat16: as float32 weights that were rounded, forward and backward."""
     monkeypatch.setattr(llama, "MERGED_BYTES", merged_bytes)
-    for module in (half, llama):
+    for module in (half_precision_weights, llama):
         monkeypatch.setattr(module, "multiplies_bfloat16", lambda: False)
     kept, plain = kept_in_half(dtype, **options)
     batch = PackedBatch.build(tiny_llama.sequences(13))
@@ -319,7 +319,7 @@ def test_weights_kept_in_half_precision_are_all_that_is_rounded(
 
 
 def test_products_in_bfloat16_stay_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (half, llama):
+    for module in (half_precision_weights, llama):
         monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
     kept, plain = kept_in_half(torch.bfloat16)
     batch = PackedBatch.build(tiny_llama.sequences(13))

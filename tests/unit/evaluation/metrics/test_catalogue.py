@@ -41,4 +41,4 @@ def test_the_title_has_the_null_value():
 def test_a_metric_is_a_share_that_is_not_drawn_unless_it_says_otherwise():
     plain = Metric("e", "E", None, None, "")
     assert (plain.least, plain.most, plain.group) == (0.0, 1.0, None)
-    assert not (plain.drawn or plain.needs_oracle or plain.whole or plain.chief)
+    assert not (plain.drawn or plain.needs_oracle or plain.whole or plain.headline)

@@ -107,7 +107,7 @@ def test_moments_are_those_of_the_predictive_distributions(mode: str) -> None:
 
 def test_moments_of_forbidden_tokens_are_numbers() -> None:
     from evaluation.engine.packing import PackedBatch
-    from evaluation.engine.reading import read_answers
+    from evaluation.engine.token_statistics import read_answers
 
     batch = PackedBatch.build([TokenSequence((1,), (0, 2))])
     logits = torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf], [np.log(3.0), -torch.inf, 0.0, -torch.inf]])

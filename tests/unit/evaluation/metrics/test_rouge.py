@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from evaluation.metrics import rouge
-from evaluation.metrics.words import folded, visible
+from evaluation.metrics.word_matching import folded, visible
 
 ROOT = Path(__file__).resolve().parents[4]
 

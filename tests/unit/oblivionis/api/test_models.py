@@ -17,7 +17,7 @@ from oblivionis.assessment.assessor import Assessor
 from oblivionis.config.compose import compose
 from oblivionis.data.records import Record
 from oblivionis.models.assembly import assemble_untrained
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 
 MOST = 8
 SETTINGS = (

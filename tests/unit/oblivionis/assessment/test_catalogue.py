@@ -129,7 +129,7 @@ def test_legends_follow_the_rows():
 
 
 def test_clients_tell_what_they_measure_alone_and_nothing_else():
-    told = evaluators.told_by_clients()
+    told = evaluators.reported_by_clients()
     assert {"forget_prob", "retain_rouge", "leakage_m_bin", "ruler_mean_rank", "wikimem_forget_rank"} <= told
     assert {"fluency_forget_nll", "fluency_threshold"} <= told and told < NAMES
     own = {key for key in told if not evaluators.catalogue()[key].needs_oracle}
@@ -180,7 +180,9 @@ def test_a_new_file_reaches_table_legend_and_suites():
     assert report.rows(metrics)[1][1:] == ("Forget, pace", "Pace & <b> (null 0.25)", [0.75])
     assert report.legends(metrics) == ["Pace: how fast."]
     assert "pace_pace" in drawn() and evaluators.reader_name("pace_pace") == "Pace & <b> (null 0.25)"
-    assert "pace_pace" not in evaluators.told_by_clients(), "numbers leave a client only where the evaluator says so"
+    assert "pace_pace" not in evaluators.reported_by_clients(), (
+        "numbers leave a client only where the evaluator says so"
+    )
     assert "Pace &amp; &lt;b&gt;" in str(report.comparison(metrics).html_table())
 
 
@@ -199,7 +201,7 @@ def test_the_catalogue_is_read_without_what_is_heavy():
     heavy = "torch transformers peft scipy sklearn statsmodels matplotlib flwr ray datasets nltk pandas"
     code = (
         "import sys; from oblivionis.assessment import evaluators; import oblivionis.reports.glossary;"
-        "evaluators.catalogue(); evaluators.told_by_clients();"
+        "evaluators.catalogue(); evaluators.reported_by_clients();"
         f"print(*sorted(set('{heavy}'.split()) & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

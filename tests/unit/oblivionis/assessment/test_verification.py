@@ -10,9 +10,9 @@ import pytest
 from oblivionis.assessment.audit_numbers import NAMES, check_numbers, own_names
 from oblivionis.assessment.verification import Verification, doubt, judge_numbers, moved
 from oblivionis.config import compose as configuration
-from oblivionis.requests.judgement import ESTIMATED, RETRAINED, WRONG_ANSWERS, Exchange, Likelihood
-from oblivionis.requests.judgements import MOMENTS, exchanges, exchanges_of
-from oblivionis.requests.ledger import Request
+from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.verification_records import MOMENTS, exchanges, exchanges_of
+from oblivionis.erasure.verification_rules import ESTIMATED, RETRAINED, WRONG_ANSWERS, Exchange, Likelihood
 from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 BEFORE = {"model_utility": 0.8}

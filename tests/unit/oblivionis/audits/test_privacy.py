@@ -17,13 +17,13 @@ from scipy import stats
 from support.fedtu_clients import adapter, flat
 from torch import nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import TrainSettings, Updater
-from clients.private import Privacy, Work, drawn
+from clients.record_level_dp import Privacy, Work, drawn
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.audits.privacy import epsilon_lower_bound
 from oblivionis.runs.epsilon import Event, epsilon
-from strategies.private_mean import PrivateMean
+from strategies.privacy.private_mean import PrivateMean
 
 RUNS, CANARIES, DELTA = 200, 20, 1e-3
 CONFIDENCE, Z = 0.999, 3.0

@@ -12,10 +12,10 @@ from evaluation.engine.sequences import TokenSequence
 from oblivionis.client import worker as client_worker
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
-from oblivionis.data import idk
+from oblivionis.data import idk_answers
 from oblivionis.data.records import Corpus, Record
+from oblivionis.erasure.node_records import NodeRecords
 from oblivionis.errors import ClientError
-from oblivionis.requests.node_records import NodeRecords
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def asked(
 def test_sentences_of_the_program_one_for_each_epoch(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     records, found = asked(worker, monkeypatch, "unlearning=idk_dpo", "unlearning.epochs=4")
     for record, group in zip(records, found, strict=True):
-        assert len({answer for _, answer in group}) == 4 and {answer for _, answer in group} <= set(idk.SENTENCES)
+        assert len({answer for _, answer in group}) == 4 and {answer for _, answer in group} <= set(
+            idk_answers.SENTENCES
+        )
         assert all(record.question in prompt for prompt, _ in group)
     _, again = asked(worker, monkeypatch, "unlearning=idk_dpo", "unlearning.epochs=4")
     _, other = asked(worker, monkeypatch, "unlearning=idk_dpo", "unlearning.epochs=4", seed=2)

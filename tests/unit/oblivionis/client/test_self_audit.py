@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from oblivionis.client.self_audit import FOLDER, LATEST, Kept, keep_model, right_after
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.requests.sealed import join, open_commitment, told
-from oblivionis.requests.wire import SessionOutcome
+from oblivionis.erasure.hidden_requests import join, open_commitment, told
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.query_schema import SessionOutcome
 from oblivionis.runs.directory import read_checkpoint, vector_hash
 
 BEGAN, ENDED, LATER = (np.full(3, value, np.float32) for value in (1.0, 2.0, 3.0))

@@ -4,7 +4,7 @@ import pytest
 
 from oblivionis.config.compose import compose
 from oblivionis.config.problems import ConfigError
-from strategies.factory import build, names
+from strategies.rules.factory import build, names
 
 
 @pytest.mark.parametrize("name", names())

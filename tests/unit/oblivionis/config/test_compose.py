@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients import losses
-from oblivionis.config import declared
+from oblivionis.config import extension_traits
 from oblivionis.config import reference as config_docs
 from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml, tree_of
 from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides, selector
@@ -72,7 +72,7 @@ def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: P
 
 def test_every_yaml_file_is_an_experiment_a_choice_or_settings() -> None:
     files = {str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*") if file.is_file()}
-    settings = {f"{kind}/{name}" for kind in ("evaluator", "attack") for name in declared.settings(kind)}
+    settings = {f"{kind}/{name}" for kind in ("evaluator", "attack") for name in extension_traits.settings(kind)}
     assert files == {*list_experiments(), *(f"{group}/{name}" for group, name in ALL_CHOICES), *settings}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from oblivionis.config.compose import ConfigError, compose
 from oblivionis.config.schema import Federation
-from strategies.factory import build
+from strategies.rules.factory import build
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from clients import losses
 from clients.own_code import code_hash, permit
-from oblivionis.config import methods
+from oblivionis.config import method_traits
+from oblivionis.config.allowed_code import permit_named
 from oblivionis.config.compose import ConfigError, compose, from_yaml, parameters, to_yaml
-from oblivionis.config.own_code import permit_named
 from oblivionis.errors import RunError
 from oblivionis.server.preflight import preflight
 
@@ -42,7 +42,7 @@ def test_its_keywords_are_the_keys_and_their_defaults(file: Path) -> None:
     config = compose("smoke", [f"unlearning={file}", "unlearning.params.share=1", "unlearning.params.most=2"])
     assert config.unlearning.method == str(file)
     assert config.unlearning.params == {"share": 1.0, "most": 2.0, "kind": "a"}
-    assert methods.label(str(file)) == "mine" and methods.label("npo") == "npo"
+    assert method_traits.label(str(file)) == "mine" and method_traits.label("npo") == "npo"
 
 
 def test_a_relative_path_becomes_absolute(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

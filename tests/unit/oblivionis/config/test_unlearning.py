@@ -5,26 +5,28 @@ from __future__ import annotations
 import pytest
 
 from clients import losses
-from oblivionis.config import methods
+from oblivionis.config import method_traits
 from oblivionis.config.compose import ConfigError, compose, method_params
 
 
 def test_the_configuration_knows_what_each_method_looks_at() -> None:
     known = {name: losses.get(name) for name in losses.names()}
-    assert all(methods.is_loss(name) for name in known)
+    assert all(method_traits.is_loss(name) for name in known)
     for name, method in known.items():
-        assert methods.has_retain_choice(name) == ("retain_loss" in method.names)
+        assert method_traits.has_retain_choice(name) == ("retain_loss" in method.names)
         sees = any(q.startswith("forget_") and "states" not in q for q in method.names)
-        assert methods.sees_forget_likelihood(name) == sees
-        assert methods.needs_retain(name) == method.needs_retain
-        assert methods.needs_alternatives(name) == method.needs_alternatives
-    with_choice = set(methods.with_retain_choice())
+        assert method_traits.sees_forget_likelihood(name) == sees
+        assert method_traits.needs_retain(name) == method.needs_retain
+        assert method_traits.needs_alternatives(name) == method.needs_alternatives
+    with_choice = set(method_traits.with_retain_choice())
     assert {"grad_diff", "npo", "simnpo"} <= with_choice and not with_choice & {"pga", "rmu", "scrub"}
-    assert [n for n in known if not methods.sees_forget_likelihood(n)] == ["fine_tune", "idk_nll", "rmu"]
-    assert {n for n in known if methods.needs_retain(n)} == {"fine_tune", "neg_grad", "pdu", "scrub"}
-    assert methods.with_alternatives() == ["altpo", "idk_dpo", "idk_nll"]
-    assert not methods.is_loss("federaser") and not methods.sees_forget_likelihood("federaser")
-    assert methods.scale("task_vector", {"alpha": 3.0}) == 3.0 and methods.scale("npo", {"beta": 1.0}) == 1.0
+    assert [n for n in known if not method_traits.sees_forget_likelihood(n)] == ["fine_tune", "idk_nll", "rmu"]
+    assert {n for n in known if method_traits.needs_retain(n)} == {"fine_tune", "neg_grad", "pdu", "scrub"}
+    assert method_traits.with_alternatives() == ["altpo", "idk_dpo", "idk_nll"]
+    assert not method_traits.is_loss("federaser") and not method_traits.sees_forget_likelihood("federaser")
+    assert (
+        method_traits.scale("task_vector", {"alpha": 3.0}) == 3.0 and method_traits.scale("npo", {"beta": 1.0}) == 1.0
+    )
 
 
 def test_the_choice_gru_is_npo_without_a_retain_term() -> None:

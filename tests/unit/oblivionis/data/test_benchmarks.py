@@ -15,7 +15,7 @@ from oblivionis.data.corpora import load_partition
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Choice, Corpus
 from oblivionis.data.rwku import IN_ALL
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 
 MARA, TOM, _ = PEOPLE
 

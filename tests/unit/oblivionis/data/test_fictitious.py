@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from oblivionis.data import facts, topics
+from oblivionis.data import author_questions, invented_people
 from oblivionis.data.fictitious import ASKED_OF_ALL, MAX_QUESTIONS, PARAPHRASES, corpus, pretraining_people
-from oblivionis.data.known import real_authors, world_facts
+from oblivionis.data.public_facts import real_authors, world_facts
 
 
 def digest(value) -> str:
@@ -71,7 +71,7 @@ def test_all_authors_can_be_asked_the_same(questions):
     answers = {record.answer for record in made.train}
     assert len(answers) == len(made.train), "and no two answers are alike"
     kinds = {frozenset(t.property for t in record.triples) for record in made.train}
-    first = [next(t for t in topics.TOPICS if name in t.properties) for name in ASKED_OF_ALL]
+    first = [next(t for t in author_questions.TOPICS if name in t.properties) for name in ASKED_OF_ALL]
     if questions == len(first):
         assert kinds == {frozenset(t.properties) for t in first}
 
@@ -135,7 +135,7 @@ def test_every_answer_states_its_facts_and_every_perturbed_answer_states_none():
 
 def test_perturbed_answers_have_the_shape_of_the_paraphrase():
     for record in corpus(20, MAX_QUESTIONS, 2, 6).train:
-        topic = next(t for t in topics.TOPICS if t.properties == tuple(x.property for x in record.triples))
+        topic = next(t for t in author_questions.TOPICS if t.properties == tuple(x.property for x in record.triples))
         capitals = (answer[0].upper() + answer[1:] for answer in topic.answers)
         framed = [frame.format(answer) for answer in capitals for frame in PARAPHRASES]
         pattern = next(p for p in map(as_pattern, framed) if p.fullmatch(record.paraphrased_answer))
@@ -168,7 +168,7 @@ def test_namesakes_share_both_names_and_nobody_has_a_name_twice(namesakes):
     made = corpus(2 * square, 1, 3, 0, holdout_authors=namesakes, same_questions=True, namesakes=namesakes)
     names = [record.subject for record in made.train]
     assert len({*names, *(record.subject for record in made.evaluation["holdout"])}) == 2 * square + namesakes
-    assert not any(facts.reserved(name) for name in names)
+    assert not any(invented_people.reserved(name) for name in names)
     for people in (names[:square], names[square:]):
         for part in zip(*(name.split() for name in people), strict=True):
             assert set(collections.Counter(part).values()) == {namesakes}
@@ -179,12 +179,12 @@ def test_namesakes_share_both_names_and_nobody_has_a_name_twice(namesakes):
     assert made.train == corpus(2 * square, 1, 3, 0, same_questions=True, namesakes=namesakes).train
 
 
-@pytest.mark.parametrize("namesakes", [0, facts.MAX_NAMESAKES + 1])
+@pytest.mark.parametrize("namesakes", [0, invented_people.MAX_NAMESAKES + 1])
 def test_too_few_or_too_many_namesakes_are_refused(namesakes):
     with pytest.raises(ValueError, match="namesakes is"):
         corpus(4, 1, 1, namesakes=namesakes)
     with pytest.raises(ValueError, match="expected an integer from 1 to"):
-        next(facts.draw_namesakes(random.Random(0), namesakes, taken=set()))
+        next(invented_people.draw_namesakes(random.Random(0), namesakes, taken=set()))
 
 
 def test_pretraining_people_are_deterministic_and_cover_every_topic():
@@ -208,11 +208,11 @@ def test_knowing_the_sentences_but_not_the_facts_gets_little_right():
 
 
 def test_every_template_of_a_topic_has_the_same_gaps():
-    assert len(topics.TOPICS) == 20
-    for topic in topics.TOPICS:
+    assert len(author_questions.TOPICS) == 20
+    for topic in author_questions.TOPICS:
         assert len(topic.questions) == 2 and len(topic.answers) == 4
-        assert all(set(topics.gaps(text)) == set(topic.properties) for text in topic.answers)
-        assert all(name in facts.PROPERTIES for name in topic.properties)
+        assert all(set(author_questions.gaps(text)) == set(topic.properties) for text in topic.answers)
+        assert all(name in invented_people.PROPERTIES for name in topic.properties)
         assert all("{name}" in text for text in topic.questions)
 
 
@@ -221,20 +221,20 @@ def test_every_template_of_a_topic_has_the_same_gaps():
     [("{he} saw a {pet}.", "She saw an otter."), ("a {trade}, {his} aunt", "A baker, her aunt")],
 )
 def test_fill(template, filled):
-    assert topics.fill(template, {"he": "she", "his": "her", "pet": "otter", "trade": "baker"}) == filled
+    assert author_questions.fill(template, {"he": "she", "his": "her", "pet": "otter", "trade": "baker"}) == filled
     with pytest.raises(KeyError):
-        topics.fill("{missing}", {})
+        author_questions.fill("{missing}", {})
 
 
 def test_wrong_values_differ_and_an_unknown_property_is_refused():
     rng = random.Random(0)
-    for property in facts.PROPERTIES:
-        right = facts.draw(property, rng)
-        avoid = {facts.draw(property, rng)} - {right}
+    for property in invented_people.PROPERTIES:
+        right = invented_people.draw(property, rng)
+        avoid = {invented_people.draw(property, rng)} - {right}
         for _ in range(50):
-            assert facts.wrong_value(property, right, rng, avoid) not in {right, *avoid}
+            assert invented_people.wrong_value(property, right, rng, avoid) not in {right, *avoid}
     with pytest.raises(KeyError):
-        facts.draw("shoe size", rng)
+        invented_people.draw("shoe size", rng)
 
 
 @pytest.mark.parametrize(("records", "prefix"), [(real_authors(), "real-authors"), (world_facts(), "world-facts")])

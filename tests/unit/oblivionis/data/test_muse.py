@@ -16,7 +16,7 @@ from oblivionis.data.errors import DataError
 from oblivionis.data.records import TEXT_SETS, Record
 from oblivionis.data.tokenize import PromptTemplate, cut, encode_all, plain_ids, text_start
 from oblivionis.errors import OblivionisError
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.loading import load_tokenizer, resolve
 
 TEXTS = [f"Text {i} tells of {'many things and ' * i}the end." for i in range(5)]

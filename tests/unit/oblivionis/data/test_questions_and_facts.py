@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from oblivionis.data import choices
+from oblivionis.data import multiple_choice
 from oblivionis.data.errors import DataError
 from oblivionis.data.person_facts import read_facts
 from oblivionis.data.questions import read_questions
@@ -50,6 +50,6 @@ def test_facts_about_people(tmp_path: Path) -> None:
 
 
 def test_multiple_choice(tmp_path: Path) -> None:
-    found = {suffix: choices.load(path) for suffix, path in write_all(tmp_path, CHOICES).items()}
+    found = {suffix: multiple_choice.load(path) for suffix, path in write_all(tmp_path, CHOICES).items()}
     assert found["jsonl"][0].choices == ("glass", "bells") and found["jsonl"][0].answer == 1
     assert all(asked == found["jsonl"] for asked in found.values())

@@ -14,7 +14,7 @@ from oblivionis.config.compose import compose
 from oblivionis.data import fictitious, tofu
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.errors import DataError
-from oblivionis.data.forgetting import forgetting_twins
+from oblivionis.data.forget_choice import forgetting_twins
 from oblivionis.data.own_records import load
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.twins import (
@@ -30,7 +30,7 @@ from oblivionis.data.twins import (
     twins_of,
     with_twins,
 )
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 
 TOFU = Path(os.environ.get("OBLIVIONIS_TOFU", Path(__file__).parents[5] / "shared" / "tofu"))
 real = pytest.mark.skipif(

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 
-from oblivionis.audits.target import find_target, is_model
+from oblivionis.audits.audited_model import find_target, is_model
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Lora, Model
 from oblivionis.data.errors import DataError

@@ -6,7 +6,7 @@ import pytest
 
 from oblivionis.models.adapters import lora_pairs
 from oblivionis.models.errors import ModelError
-from strategies.lora_product import Pair
+from strategies.rules.lora_product import Pair
 
 
 def test_pairs_of_a_manifest():

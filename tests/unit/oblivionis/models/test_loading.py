@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from oblivionis.models import adapters, dry_run, loading, lora
 from oblivionis.models import fingerprint as fp
 from oblivionis.models.errors import ModelError

@@ -14,7 +14,7 @@ from peft import PeftModel
 from support import tiny_models
 from transformers import AutoModelForCausalLM
 
-from clients.per_record import clipped_sum
+from clients.per_record_gradients import clipped_sum
 from clients.training import TrainSettings, train
 from evaluation.engine.forward import answer_logits, packed_batch
 from evaluation.engine.merging import merged
@@ -23,9 +23,9 @@ from oblivionis.config.schema import Lora, Model
 from oblivionis.models import adapters, lora
 from oblivionis.models.assembly import Assembled, assemble, averaging, refitted
 from oblivionis.models.errors import ModelError
-from oblivionis.models.layers import layers_of
+from oblivionis.models.parameter_layers import layers_of
+from oblivionis.models.parameter_roles import Role, file_key, module_of, role
 from oblivionis.models.random_model import expected_distance
-from oblivionis.models.roles import Role, file_key, module_of, role
 
 RECORDS = [
     TokenSequence((1, 5, 9), (17, 2)),

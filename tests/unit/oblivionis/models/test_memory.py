@@ -14,7 +14,7 @@ from support.commands import call
 from torch import nn
 from transformers import LlamaConfig, PhiConfig
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.optimisation import checkpointing
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import fused_lora
@@ -24,12 +24,12 @@ from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration
 from oblivionis.data.tokenize import PromptTemplate, encode_pairs
 from oblivionis.models import dry_run, loading, lora, memory
-from oblivionis.models import machine as resources
+from oblivionis.models import hardware as resources
 from oblivionis.models.assembly import assemble
-from oblivionis.models.corpus import corpus_of, tokenizer_of
+from oblivionis.models.configured_corpus import corpus_of, tokenizer_of
 from oblivionis.models.errors import ModelError
-from oblivionis.models.lengths import Lengths, Size, lengths, mean
-from oblivionis.models.machine import Machine, ResourceError
+from oblivionis.models.hardware import Machine, ResourceError
+from oblivionis.models.record_lengths import Lengths, Size, lengths, mean
 from oblivionis.server.preflight import preflight
 
 GB = 10**9

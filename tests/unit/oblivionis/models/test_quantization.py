@@ -11,7 +11,7 @@ import torch
 from support import tiny_llama
 from torch import nn
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings, train
 from clients.unlearning import unlearn
 from evaluation.engine import forward, llama

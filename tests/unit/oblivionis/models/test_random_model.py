@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from clients.flat import FlatParameters
+from clients.flat_parameters import FlatParameters
 from oblivionis.config import compose as configuration
 from oblivionis.models.assembly import assemble
 from oblivionis.models.random_model import expected_distance

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblivionis.data.fictitious import corpus
-from oblivionis.data.known import real_authors, world_facts
+from oblivionis.data.public_facts import real_authors, world_facts
 from oblivionis.models import pretraining, tiny
 
 

@@ -12,10 +12,16 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from benchmarks.federated.comparison import Pair
-from evaluation.metrics import verdict
+from evaluation.metrics import retrained_comparison
 from evaluation.metrics.membership import LEAST_RECORDS, auc_difference
+from evaluation.metrics.retrained_comparison import (
+    OVER_UNLEARNED,
+    STILL_KNOWN,
+    judge_probability,
+    judge_recall,
+    judge_truth_ratio,
+)
 from evaluation.metrics.tofu import forget_quality
-from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN, judge_probability, judge_recall, judge_truth_ratio
 from evaluation.ruler import rank_significance, statistics
 from evaluation.ruler.rank_significance import ABOVE, BELOW, rank_test
 from oblivionis.reports import membership, verdicts
@@ -65,7 +71,7 @@ def test_words_on_the_knowledge_of_answers(kind: str, questions: int) -> None:
     losses = np.abs(alike(kind, np.random.default_rng(questions), questions)) * 3
     found = [judge_probability(*pair) for pair in losses]
     words = [f.verdict for f in found if f is not None]
-    assert max(words.count(OVER_UNLEARNED), words.count(STILL_KNOWN)) <= most(verdict.LEVEL)
+    assert max(words.count(OVER_UNLEARNED), words.count(STILL_KNOWN)) <= most(retrained_comparison.LEVEL)
     two_sided = np.array([2 * min(f.p_below, f.p_above) for f in found if f is not None])
     assert (two_sided <= 0.05).sum() <= most(0.05)
 
@@ -75,7 +81,9 @@ def test_words_on_recall_and_truth_ratios() -> None:
     by_recall = [found.significance for a, b in values if (found := judge_recall(a, b)) is not None]
     by_ratio = [found.verdict for a, b in values if (found := judge_truth_ratio(1 / a, 1 / b)) is not None]
     for words in (by_recall, by_ratio):
-        assert max(words.count(OVER_UNLEARNED), words.count(STILL_KNOWN)) <= most(verdict.LEVEL, len(values))
+        assert max(words.count(OVER_UNLEARNED), words.count(STILL_KNOWN)) <= most(
+            retrained_comparison.LEVEL, len(values)
+        )
 
 
 @pytest.mark.parametrize(("kind", "questions"), [("normal", 2), ("normal", 20), ("ties", 8), ("constant", 8)])

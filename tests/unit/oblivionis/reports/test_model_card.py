@@ -7,11 +7,11 @@ import yaml
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.verification_rules import MEANING, Judgement
 from oblivionis.reports import model_card as module
 from oblivionis.reports import model_folder
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, model_card
-from oblivionis.requests.judgement import MEANING, Judgement
-from oblivionis.requests.ledger import Ledger, Request
 
 FACTS = {"round": 5, "parameters": 12345, "adapter": "a" * 64, "fingerprint": "f" * 64}
 

@@ -8,14 +8,14 @@ import math
 import pytest
 from support.reports import ask, bind, make_run, metrics_of, summary
 
-from evaluation.metrics.verdict import Verdict
+from evaluation.metrics.retrained_comparison import Verdict
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports import verdicts
 from oblivionis.reports.html.request_pages import page_of, page_parts
 from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, knowledge, of_run, outcome
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger
 
 OVER = {"prob": Verdict(0.01, 0.2, 1e-6, 1.0, 40)}
 UNDER = {"prob": Verdict(0.9, 0.2, 1.0, 1e-6, 40)}

@@ -14,10 +14,10 @@ from support.audits import audit_of, phrasings
 from support.reports import make_run
 
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact
-from oblivionis.audits.to_requests import Demand, Plan
+from oblivionis.audits.requests_from_audit import Demand, Plan
 from oblivionis.data.records import Record
+from oblivionis.erasure.ledger import Request
 from oblivionis.reports import people, people_figures
-from oblivionis.requests.ledger import Request
 
 LOST, HELD, FRESH, NEVER = (True, False), (True, True), (False, True), (False, False)
 

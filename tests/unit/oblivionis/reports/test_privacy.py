@@ -10,7 +10,7 @@ from oblivionis.reports import privacy as report
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, epsilon
 from oblivionis.runs.privacy import open_account
-from strategies.private_mean import Release
+from strategies.privacy.private_mean import Release
 
 
 @pytest.fixture

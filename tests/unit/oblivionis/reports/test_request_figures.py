@@ -7,10 +7,10 @@ import pytest
 from support.reports import make_run
 
 from evaluation.ruler.rank_significance import rank_test
+from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.naming import LOG_SETS
 from oblivionis.reports import request_figures as module
 from oblivionis.reports.request_figures import request_figures, write_request_figures
-from oblivionis.requests.ledger import Ledger, Request
 
 FORGET = LOG_SETS["forget"]
 LOSSES = {"unlearn": [1.0, 2.0, 3.0, 4.0], "retrain": [1.5, 2.0, 2.5, 0.5]}

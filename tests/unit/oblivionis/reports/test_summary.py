@@ -17,17 +17,17 @@ from oblivionis.cli.as_json import plain
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
-from oblivionis.models.facts import Example, ModelFacts
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.models.memory import Estimate, Need
+from oblivionis.models.model_description import Example, ModelFacts
 from oblivionis.naming import SETS
-from oblivionis.reports import data as data_report
+from oblivionis.reports import data_description as data_report
 from oblivionis.reports import model_card
 from oblivionis.reports import summary as report
-from oblivionis.reports.document import run_document
 from oblivionis.reports.format import number
+from oblivionis.reports.json_documents import run_document
 from oblivionis.reports.warnings import find_warnings
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.failures import Failure
 
 
@@ -764,7 +764,7 @@ def test_the_comparison_marks_doubts_and_leaves_out():
         *(("questions", None), ("measure", None)),
         *(("finetuned", "Finetuned model"), ("unlearned", "Unlearned model")),
     ]
-    few = report.comparison(metrics, chief=True)
+    few = report.comparison(metrics, headline=True)
     assert [row and row[1] for row in few.rows] == ["Prob"]
 
 

@@ -11,11 +11,8 @@ from rich.console import Console
 from support.reports import Page, log_of, make_run, summary
 
 from evaluation.metrics.membership import ATTACKS
+from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, Verdict
 from evaluation.metrics.tofu import truth_ratios
-from evaluation.metrics.verdict import (
-    OVER_UNLEARNED,
-    Verdict,
-)
 from oblivionis.reports import membership, verdicts
 from oblivionis.reports import summary as report
 

@@ -30,9 +30,9 @@ from support.worked import PEOPLE, worked_run
 
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.reports import attacks, people, verdicts
-from oblivionis.reports.document import run_document
 from oblivionis.reports.html.request_pages import page_of
 from oblivionis.reports.html.run_page import write_html
+from oblivionis.reports.json_documents import run_document
 from oblivionis.reports.model_card import ADAPTER, model_card
 from oblivionis.reports.request_figures import request_figures, write_request_figures
 

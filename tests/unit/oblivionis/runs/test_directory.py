@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, read_lines, write_atomic, write_json
-from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.runs.directory import Checkpoint, RunDirectory, list_runs
 
 

@@ -11,7 +11,7 @@ from oblivionis.errors import FileError, RunError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, epsilon
 from oblivionis.runs.privacy import FILE, open_account, rate_and_steps, read_account, train_steps, unlearn_steps
-from strategies.private_mean import Release
+from strategies.privacy.private_mean import Release
 
 CLIENT = ("privacy=client", "privacy.epsilon=null", "privacy.noise_multiplier=4", "privacy.delta=1e-3")
 RECORD = ("privacy=record", "privacy.epsilon=null", "privacy.noise_multiplier=2", "privacy.delta=1e-4")

@@ -14,13 +14,13 @@ from support.fedtu_clients import adapter, flat, request
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunError
 from oblivionis.runs import updates as module
-from oblivionis.runs.updates import UpdateStore, kept_rounds, open_updates
+from oblivionis.runs.updates import UpdateStore, open_updates, stored_rounds
 from strategies.client_update import ClientUpdate
-from strategies.factory import build
-from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, Listener, Options, RequestList
-from strategies.history import MemoryHistory, RoundUpdates
-from strategies.serving import ByErasure, ByUnlearning
+from strategies.protocols.base import ByUnlearning, FedEraserProtocol
+from strategies.protocols.federaser import FedEraser
+from strategies.protocols.update_history import MemoryHistory, RoundUpdates
+from strategies.rounds.fedtu import FedTU, Listener, Options, RequestList
+from strategies.rules.factory import build
 
 
 def store(path, stage="finetune", keep=None, every=1):
@@ -185,7 +185,7 @@ def test_taking_over_another_run_s_finetune_rounds(tmp_path):
 )
 def test_how_many_rounds_a_method_needs(tmp_path, overrides, expected):
     config = configuration.compose("default", overrides)
-    assert kept_rounds(config) == expected
+    assert stored_rounds(config) == expected
     assert (open_updates(config, tmp_path, "unlearn") is None) == (expected == 0)
     assert open_updates(config, tmp_path, "retrain") is None
 
@@ -237,7 +237,7 @@ def unlearn_stage(path, saved, name):
         inner,
         requests=RequestList(due),
         listener=listener,
-        serving=ByErasure(FedEraser(inner, history, local_epochs=EPOCHS)),
+        serving=FedEraserProtocol(FedEraser(inner, history, local_epochs=EPOCHS)),
         options=Options(stage="unlearn"),
     )
     return fedtu, listener

@@ -9,8 +9,8 @@ from support.reports import make_run
 from support.window import ADDRESS, PORT, TOKEN, Visitor
 
 from oblivionis.cli.view import view
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.errors import OblivionisError
-from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.view import serve
 from oblivionis.view.guard import POLICY, STORED
 from oblivionis.view.node_page import Node

@@ -9,7 +9,7 @@ from support.reports import make_run
 from support.window import Visitor, run_page
 
 from oblivionis.errors import RunError
-from oblivionis.runs.glance import DAMAGED, FINISHED
+from oblivionis.runs.run_status import DAMAGED, FINISHED
 from oblivionis.view import library as module
 from oblivionis.view.library import Library, NotThere
 

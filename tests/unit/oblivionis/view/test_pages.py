@@ -19,10 +19,10 @@ from support.window import Visitor, run_page
 from benchmarks.federated import results
 from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
 from oblivionis.chain import GENESIS, append_all
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.files import write_json
 from oblivionis.reports.format import number, printable
 from oblivionis.reports.html.request_pages import page_of
-from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.view import runs_page
 from oblivionis.view.guard import POLICY
 from oblivionis.view.node_page import Node

@@ -15,12 +15,12 @@ from statsmodels.stats.proportion import proportion_confint
 from support.fedtu_clients import Recorder, Repeating, adapter, flat
 from support.secure import SecureClient, vanishing
 
-from strategies import build, protocol
+from strategies import build, message_keys
 from strategies.arrays import fingerprint
-from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
-from strategies.memory_grid import MemoryGrid
-from strategies.nodes import seeded
-from strategies.secure import words as w
+from strategies.rounds.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rounds.nodes import seeded
+from strategies.secure import stage_keys as w
 from strategies.secure.exchange import moved
 from strategies.secure.masks import unpacked
 from strategies.secure.terms import SecureSettings
@@ -35,16 +35,16 @@ def _client(me: int, **more) -> SecureClient:
     """Trains by adding 0.01 · (me + 1) with weight me + 1; forgets, if asked, by `FORGOTTEN` · (me + 1)."""
 
     def asked(message) -> int:
-        config = message.content.config_records[protocol.CONFIG]
-        return len(config.get(protocol.RECORD_IDS, []))
+        config = message.content.config_records[message_keys.CONFIG]
+        return len(config.get(message_keys.RECORD_IDS, []))
 
     def update(message):
-        if message.metadata.message_type == protocol.UNLEARN:
+        if message.metadata.message_type == message_keys.UNLEARN:
             return FORGOTTEN * (me + 1)
         return np.full(SIZE, 0.01 * (me + 1))
 
     def weight(message):
-        return asked(message) if message.metadata.message_type == protocol.UNLEARN else me + 1
+        return asked(message) if message.metadata.message_type == message_keys.UNLEARN else me + 1
 
     return SecureClient(me, update, weight, **more)
 
@@ -79,10 +79,10 @@ def test_what_is_forgotten_under_cover_is_what_the_askers_forget(each):
     grid = MemoryGrid({c: _client(c) for c in range(6)}, keep_log=True)
     result, requests = _run(grid, [(1, _ask(0)), (1, _ask(3, 3))], cover_each=each, stage="unlearn")
     assert set(requests.served_in) == {"request-0", "request-3"}
-    addressed = [c for kind, c, content in grid.log if kind == protocol.UNLEARN]
+    addressed = [c for kind, c, content in grid.log if kind == message_keys.UNLEARN]
     assert len(addressed) == len(set(addressed)) == 4
     assert {0, 3} < set(addressed)
-    sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
+    sent = next(content for kind, _, content in grid.log if kind == message_keys.TRAIN)
     factor = (1 + 4) if each else (1 * 1 + 3 * 4) / 4
     np.testing.assert_allclose(flat(sent["arrays"]), START + factor * FORGOTTEN, atol=1e-4)
     assert flat(result.arrays).shape == START.shape
@@ -92,7 +92,7 @@ def test_who_asks_and_is_not_there_is_covered_by_one_more():
     """The exchange goes to as many clients as cover, of those that are connected."""
     grid = MemoryGrid({c: _client(c) for c in range(6)}, keep_log=True)
     _, requests = _run(grid, [(1, _ask(0)), (1, _ask(9))])
-    addressed = {c for kind, c, _ in grid.log if kind == protocol.UNLEARN}
+    addressed = {c for kind, c, _ in grid.log if kind == message_keys.UNLEARN}
     assert len(addressed) == 4 and 0 in addressed
     assert set(requests.served_in) == {"request-0"} and requests.reasons == {"request-9": "not connected"}
 
@@ -105,7 +105,7 @@ def test_an_asker_that_drops_out_stays_pending(stage):
     _, requests = _run(grid, [(1, _ask(2))])
     assert requests.attempts == {"request-2": 1} and requests.reasons == {"request-2": "no reply within 1 s"}
     assert not requests.served_in
-    sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
+    sent = next(content for kind, _, content in grid.log if kind == message_keys.TRAIN)
     assert np.array_equal(flat(sent["arrays"]), START)
 
 
@@ -127,10 +127,10 @@ def test_every_aggregator_takes_the_sum(strategy):
         def answer(message):
             update, weight = client.update(message), client.weight(message)
             arrays = ArrayRecord(
-                {protocol.ADAPTER: Array((flat(message.content["arrays"]) + update).astype("float32"))}
+                {message_keys.ADAPTER: Array((flat(message.content["arrays"]) + update).astype("float32"))}
             )
             metrics = {"num-examples": weight, "train-loss": 0.5}
-            return RecordDict({protocol.ARRAYS: arrays, protocol.METRICS: MetricRecord(metrics)})
+            return RecordDict({message_keys.ARRAYS: arrays, message_keys.METRICS: MetricRecord(metrics)})
 
         return answer
 
@@ -146,16 +146,16 @@ def test_where_nobody_asks_no_exchange_is_held():
     """The source knows who asks: there is nobody to hide."""
     grid = MemoryGrid({c: _client(c) for c in range(5)}, keep_log=True)
     _run(grid, [])
-    assert grid.sent[protocol.UNLEARN] == 0 and protocol.TRAIN in grid.sent
+    assert grid.sent[message_keys.UNLEARN] == 0 and message_keys.TRAIN in grid.sent
 
 
 def test_fewer_than_are_to_cover_serve_who_asks_openly_but_nobody_that_is_sealed():
     """With three clients of four the exchange is held, unless the source does not know who asks."""
     grid = MemoryGrid({c: _client(c) for c in range(3)}, keep_log=True)
     _, requests = _run(grid, [(1, _ask(0))])
-    assert set(requests.served_in) == {"request-0"} and grid.sent[protocol.UNLEARN] == 3
+    assert set(requests.served_in) == {"request-0"} and grid.sent[message_keys.UNLEARN] == 3
     source, grid, model = _run_sealed({c: _sealed(c, c == 2, f"{c:064x}") for c in range(3)})
-    assert grid.sent[protocol.UNLEARN] == 0 and np.array_equal(model, START)
+    assert grid.sent[message_keys.UNLEARN] == 0 and np.array_equal(model, START)
     assert source.exchanges == [] == source.failures
 
 
@@ -183,7 +183,7 @@ def test_only_the_stage_in_which_clients_work_may_take_long(timeout, patience):
     fedtu = FedTU(build("fedavg"), options=options)
     fedtu.start(Waiting({c: _client(c) for c in range(4)}), adapter(START), num_rounds=1, timeout=timeout)
     short = [w.KEYS_TYPE, w.SHARES_TYPE, w.CONFIRM_TYPE, w.UNMASK_TYPE]
-    assert waited[protocol.TRAIN] == timeout and {waited[kind] for kind in short} == {0.5}
+    assert waited[message_keys.TRAIN] == timeout and {waited[kind] for kind in short} == {0.5}
 
 
 def test_cover_takes_masks():
@@ -268,7 +268,7 @@ def test_without_cover_the_server_knows_who_asked():
     for asker in range(CLIENTS):
         grid = MemoryGrid({c: lambda _: None for c in range(CLIENTS)}, keep_log=True)
         FedTU(build("fedavg"), requests=RequestList([(1, _ask(asker))])).start(grid, adapter(START), num_rounds=1)
-        to = {c for kind, c, _ in grid.log if kind == protocol.UNLEARN}
+        to = {c for kind, c, _ in grid.log if kind == message_keys.UNLEARN}
         addressed += [int(c in to) for c in range(CLIENTS)]
         asked += [int(c == asker) for c in range(CLIENTS)]
     assert roc_auc_score(asked, addressed) == 1.0
@@ -304,7 +304,7 @@ def _sealed(me: int, asks: bool, commitment: str | None) -> SecureClient:
     honest = _client(me)
 
     def weight(message):
-        return int(asks) if message.metadata.message_type == protocol.UNLEARN else me + 1
+        return int(asks) if message.metadata.message_type == message_keys.UNLEARN else me + 1
 
     return SecureClient(me, honest.update, weight, spoil=commit)
 
@@ -314,7 +314,7 @@ def _run_sealed(clients: dict[int, SecureClient], cover: int = 4):
     settings = SecureSettings(clipping=10.0, patience=1.0)
     options = Options(secure=settings, cover=cover, stage="unlearn")
     FedTU(build("fedavg"), requests=source, options=options).start(grid, adapter(START), num_rounds=1, timeout=1.0)
-    sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
+    sent = next(content for kind, _, content in grid.log if kind == message_keys.TRAIN)
     return source, grid, flat(sent["arrays"])
 
 
@@ -328,9 +328,11 @@ def test_sealed_requests_are_served_without_a_name():
     assert len(session) == 32
     assert (before, after) == (fingerprint(adapter(START)), fingerprint(adapter(model)))
     assert before != after
-    asked = [content.config_records[protocol.CONFIG] for kind, _, content in grid.log if kind == protocol.UNLEARN]
+    asked = [
+        content.config_records[message_keys.CONFIG] for kind, _, content in grid.log if kind == message_keys.UNLEARN
+    ]
     assert len({tuple(sorted(config.items())) for config in asked}) == 1
-    assert protocol.REQUEST_IDS not in asked[0]
+    assert message_keys.REQUEST_IDS not in asked[0]
 
 
 def test_an_exchange_in_which_nobody_asks_changes_nothing():
@@ -419,7 +421,7 @@ def test_what_was_served_under_cover_is_served_again_beside_new_requests(answers
     asked = _client(0, spoil=gone)
 
     def leaving(message):
-        if message.metadata.message_type == protocol.UNLEARN:
+        if message.metadata.message_type == message_keys.UNLEARN:
             rounds.append(message.content["config"]["server-round"])
         return asked(message)
 
@@ -430,10 +432,10 @@ def test_what_was_served_under_cover_is_served_again_beside_new_requests(answers
     FedTU(build("fedavg"), requests=requests, options=options).start(grid, adapter(START), num_rounds=2, timeout=1.0)
     assert requests.served_in == {"request-0": 1, "request-3": 2} and not requests.attempts
     assert requests.repeated == ([("request-0", 2)] if answers else [])
-    sent = {c: content["config"] for kind, c, content in grid.log if kind == protocol.UNLEARN and len(rounds) == 2}
+    sent = {c: content["config"] for kind, c, content in grid.log if kind == message_keys.UNLEARN and len(rounds) == 2}
     second = {c: config for c, config in sent.items() if config["server-round"] == 2}
-    assert len(second) == 4 and {c for c, config in second.items() if protocol.REQUEST_IDS in config} == {0, 3}
-    assert all(config[protocol.COVER] and config["method"] == "npo" for config in second.values())
+    assert len(second) == 4 and {c for c, config in second.items() if message_keys.REQUEST_IDS in config} == {0, 3}
+    assert all(config[message_keys.COVER] and config["method"] == "npo" for config in second.values())
 
 
 def test_who_covers_is_drawn_by_seed_stage_and_round():
@@ -445,14 +447,14 @@ def test_who_covers_is_drawn_by_seed_stage_and_round():
         _run(grid, due, rounds=2, cover=3, seed=seed, stage=stage, unlearn_config={"x": 1})
         sent = {1: {}, 2: {}}
         for kind, client, content in grid.log:
-            if kind == protocol.UNLEARN:
+            if kind == message_keys.UNLEARN:
                 sent[content["config"]["server-round"]][client] = dict(content["config"])
         for server_round, configs in sent.items():
             with seeded(seed, stage, server_round, "cover"):
                 drawn = random.sample([c for c in range(9) if c != 7], 2)
             found.append(tuple(sorted(drawn)))
             assert configs.keys() == {7, *drawn}
-            common = {"server-round": server_round, "stage": stage, "run-seed": seed, "x": 1, protocol.COVER: True}
+            common = {"server-round": server_round, "stage": stage, "run-seed": seed, "x": 1, message_keys.COVER: True}
             assert [configs[c] for c in drawn] == [common] * 2 and common.items() <= configs[7].items()
     assert len(set(found)) > 3
 
@@ -467,7 +469,7 @@ def test_moments_stay_where_a_sum_served_nobody_for_the_first_time():
     fedtu = FedTU(inner, requests=requests, options=options)
     fedtu.start(MemoryGrid({c: _client(c) for c in range(4)}), adapter(START), num_rounds=2, timeout=1.0)
     assert requests.repeated == [("request-0", 2)] and len(resets) == 1
-    nobody = SecureClient(0, _client(0).update, lambda m: int(m.metadata.message_type == protocol.TRAIN))
+    nobody = SecureClient(0, _client(0).update, lambda m: int(m.metadata.message_type == message_keys.TRAIN))
     fedtu = FedTU(inner, requests=RequestList([(1, _ask(0))]), options=options)
     nodes = {0: nobody} | {c: _client(c) for c in range(1, 4)}
     fedtu.start(MemoryGrid(nodes), adapter(START), num_rounds=1, timeout=1.0)

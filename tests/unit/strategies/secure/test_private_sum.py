@@ -11,10 +11,10 @@ from scipy.stats import chi2
 from support.fedtu_clients import adapter, flat
 from support.secure import SecureClient, vanishing
 
-from strategies import build, protocol
-from strategies.fedtu import FedTU, Options, RequestList, UnlearnRequest
-from strategies.memory_grid import MemoryGrid
-from strategies.private_mean import PrivateMean
+from strategies import build, message_keys
+from strategies.privacy.private_mean import PrivateMean
+from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
+from strategies.rounds.memory_grid import MemoryGrid
 from strategies.secure.terms import SecureSettings
 
 SIZE, CLIENTS, THRESHOLD = 4000, 5, 4
@@ -27,9 +27,9 @@ def _client(me: int, length: float, **more) -> SecureClient:
     update[me] = length
 
     def weight(message):
-        config = message.content.config_records[protocol.CONFIG]
-        named = len(config.get(protocol.RECORD_IDS, []))
-        return named if message.metadata.message_type == protocol.UNLEARN else 7 * (me + 1)
+        config = message.content.config_records[message_keys.CONFIG]
+        named = len(config.get(message_keys.RECORD_IDS, []))
+        return named if message.metadata.message_type == message_keys.UNLEARN else 7 * (me + 1)
 
     return SecureClient(me, lambda _: update, weight, random=np.random.default_rng(100 + me), **more)
 
@@ -72,7 +72,7 @@ def test_a_request_is_one_more_release(strategy):
     _, releases, grid = _run(1e-3, 2.0, 30.0, due, strategy)
     told = [(r.kind, r.server_round, r.clients, r.population) for r in releases]
     assert told == [("unlearn", 1, CLIENTS, None), ("train", 1, CLIENTS, None)], "one asks, all of them are in the sum"
-    sent = next(flat(content["arrays"]) for kind, _, content in grid.log if kind == protocol.TRAIN)
+    sent = next(flat(content["arrays"]) for kind, _, content in grid.log if kind == message_keys.TRAIN)
     expected = np.zeros(CLIENTS)
     expected[3] = 2.0
     np.testing.assert_allclose(sent[:CLIENTS], expected, atol=0.02)

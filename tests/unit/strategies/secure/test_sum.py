@@ -13,10 +13,10 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_
 from scipy.stats import kstest, pearsonr
 from support.secure import STAGES, hold, vanishing
 
-from strategies.flower import encrypt, share_keys_plaintext_concat
-from strategies.memory_grid import MemoryGrid
-from strategies.private_mean import PrivateMean
-from strategies.secure import words as w
+from strategies.flower_internals import encrypt, share_keys_plaintext_concat
+from strategies.privacy.private_mean import PrivateMean
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.secure import stage_keys as w
 from strategies.secure.client import Participant, SecureError
 from strategies.secure.masks import Stream, agreed, fernet_key, packed, public_of, signed, unpacked
 from strategies.secure.server import _Ring

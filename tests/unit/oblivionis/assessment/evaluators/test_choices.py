@@ -15,11 +15,11 @@ from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.evaluators.choices import prompt
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
-from oblivionis.data.choices import LETTERS
 from oblivionis.data.errors import DataError
+from oblivionis.data.multiple_choice import LETTERS
 from oblivionis.data.records import Choice
 from oblivionis.models.assembly import Assembled, assemble
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 
 ASKED = [
     {

@@ -19,7 +19,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import Assembled, assemble
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import summary
 
 pytest.importorskip("lm_eval")

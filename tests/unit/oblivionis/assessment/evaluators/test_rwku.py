@@ -12,7 +12,7 @@ from support.benchmark_files import PEOPLE, rwku
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
 from oblivionis.models.assembly import Assembled, assemble
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.configured_corpus import corpus_of
 
 LIMIT = 6
 

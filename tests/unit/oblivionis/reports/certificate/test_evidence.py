@@ -16,6 +16,11 @@ from support.reports import log_of, make_run, metrics_of
 
 from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import check_chain
+from oblivionis.erasure.hidden_requests import Opened, SealError, commit_to, digest_of
+from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
+from oblivionis.erasure.node_key import audit_bytes, public_hex
+from oblivionis.erasure.unlearn_messages import Demand
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
 from oblivionis.reports.certificate.checks import PASS, check_leakage, leak_bounds
 from oblivionis.reports.certificate.evidence import (
@@ -28,12 +33,7 @@ from oblivionis.reports.certificate.evidence import (
     run_name,
 )
 from oblivionis.reports.certificate.signing import build
-from oblivionis.requests.demands import Demand
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
-from oblivionis.requests.node_key import audit_bytes, public_hex
-from oblivionis.requests.sealed import Opened, SealError, commit_to, digest_of
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash
 
 FINAL, EARLIER = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
@@ -197,7 +197,7 @@ def test_an_audit_that_is_repeated_until_it_passes_is_counted(made):
     file = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
     for upper in (0.9, 0.8, 0.01):
         audited(run, config, questions=sampled(**{i: (64, upper, 0.0) for i in (*IDS, "elsewhere")}))
-        seal.measured(run, file, json.loads(file.read_text()))
+        artifact_binding.measured(run, file, json.loads(file.read_text()))
     found = found_in(made)["leakage"]
     assert (found["upper"], found["audits"]) == (0.01, 3)
     check = check_leakage(found, config.certificate.max_leakage)
@@ -419,13 +419,13 @@ def test_what_the_client_itself_measured_takes_the_place_of_the_runs_figures(mad
     assert found["final"]["rouge"] == 0.25 and found["leakage"] is None and found["rank"] is None
 
 
-@pytest.mark.parametrize("event", ["opened", seal.STAGE])
+@pytest.mark.parametrize("event", ["opened", artifact_binding.STAGE])
 def test_the_name_of_a_run_and_its_program_are_those_of_its_ledger(made, event):
     run, _ = made
     assert (run_name(run), program_of(run)) == ("made", None)
     Ledger(run.ledger_path).note(event, run="first", program="0.1")
     Ledger(run.ledger_path).note(event, run="second", program="0.2")
-    assert (run_name(run), program_of(run)) == ("first", "0.1" if event == seal.STAGE else None)
+    assert (run_name(run), program_of(run)) == ("first", "0.1" if event == artifact_binding.STAGE else None)
 
 
 # -- requests that the server does not see -----------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports.certificate.scope import CertificateError, scope_of
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 

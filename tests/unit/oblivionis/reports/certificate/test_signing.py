@@ -16,13 +16,13 @@ from support.reports import bind, make_run
 
 from oblivionis.chain import check_chain
 from oblivionis.config.identity import config_hash
+from oblivionis.erasure.ledger import EXCHANGE, Ledger, Request
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
 from oblivionis.reports.certificate import signing
 from oblivionis.reports.certificate.checks import FAIL, INCONCLUSIVE, PASS
 from oblivionis.reports.certificate.signing import CertificateError
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import EXCHANGE, Ledger, Request
-from oblivionis.runs import seal
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 REQUESTS = (
@@ -309,7 +309,7 @@ def test_what_is_measured_later_supersedes_until_it_is_made_anew(run, key):
     (broken / "certificate.json").write_text("{}")
     assert signing.mark_superseded(run) == [] and signing.results_of(run) == [certificate["result"]]
     audit = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
-    seal.measured(run, audit, {"questions": []})
+    artifact_binding.measured(run, audit, {"questions": []})
     assert signing.mark_superseded(run) == [folder] and signing.results_of(run) == []
     noted = json.loads((folder / "superseded.json").read_text())
     assert noted["measured_since"] == ["audits/leakage-unlearn-0002/audit.json"]
@@ -322,11 +322,11 @@ def test_what_is_measured_later_supersedes_until_it_is_made_anew(run, key):
 
 def test_a_file_that_is_measured_anew_under_its_name_supersedes(run, key):
     audit = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
-    seal.measured(run, audit, {"questions": []})
+    artifact_binding.measured(run, audit, {"questions": []})
     folder, certificate = signing.create(run, "plain", key)
     name = "audits/leakage-unlearn-0002/audit.json"
     assert name in certificate["files"] and signing.mark_superseded(run) == []
-    seal.measured(run, audit, {"questions": [], "asked": "names"})
+    artifact_binding.measured(run, audit, {"questions": [], "asked": "names"})
     assert signing.mark_superseded(run) == [folder]
     assert json.loads((folder / "superseded.json").read_text())["measured_since"] == [name]
 

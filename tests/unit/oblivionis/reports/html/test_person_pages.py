@@ -8,9 +8,9 @@ from support.pages import Text
 from support.reports import make_run
 
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact, Phrasing, person_slug
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports.html import person_pages
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
 
 BORN = PersonFact("P19", "place of birth", ("Bergen", "Björgvin"), "born", phrasings(3.0, None))
 WORK = PersonFact("P106", "occupation", ("baker",), "work", phrasings(None, None), Outcome(2, 2, 1.25, None))

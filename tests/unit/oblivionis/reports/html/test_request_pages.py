@@ -10,14 +10,14 @@ from support.reports import HOSTILE, Page, log_of, make_run
 
 from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import FileError
 from oblivionis.files import write_json
 from oblivionis.naming import MODELS
+from oblivionis.reports.client_tables import audit_note
 from oblivionis.reports.html import request_pages
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.reports.nodes import audit_note
-from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import Ledger, Request
 
 OWN, OTHER = "eval_log_forget-1", "eval_log_forget-2"
 

@@ -1,0 +1,371 @@
+"""The quantities that unlearning losses may ask for, of one batch of forget and retain records."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clients.distributions import TokenStatistics, row_leads, row_margins, row_statistics
+from clients.reference_models import Received
+from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, packed_batch, token_log_probs
+from evaluation.engine.models import model_device
+from evaluation.engine.packing import PackedBatch, sequence_nll
+from evaluation.engine.sequences import TokenSequence
+
+RETAIN_LOSSES = ("nll", "kl")
+
+
+class ReferenceModels(NamedTuple):
+    """What the quantities of a step are taken against.
+
+    `received`: the model as received; `teacher`: a model that knows nothing; `temperature` T of the divergences;
+    `strength`: by how much `BatchQuantities.forget_adjusted_kl` lowers the true tokens' logits; `layer`: the decoder
+    layer whose states are read; `retain_loss`: what `BatchQuantities.retain_loss` is, nll or kl; `base`: the untouched
+    base model, whose logits count `sharpness` times in `BatchQuantities.forget_target_kl`.
+    """
+
+    received: Received | None = None
+    teacher: nn.Module | None = None
+    temperature: float = 1.0
+    strength: float = 0.0
+    layer: int = 0
+    retain_loss: str = "nll"
+    base: Received | None = None
+    sharpness: float = 1.0
+
+
+class References(NamedTuple):
+    """What the model as received says of the records of a step, found beforehand; None: not asked for.
+
+    `forget_log_p`, `alternative_log_p` (B,): log-likelihood of each forget answer, and of each answer in its place;
+    `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record; nats.
+    Not of the model as received, but up to what the forget records are forgotten: `forget_target_nll` (B,), and
+    `forget_target_lowered` (L_i,) each, by how much the base model's logits of their answer tokens are too high, and
+    `forget_target_rows`, what predicts these in the base model, where that is known.
+    """
+
+    forget_log_p: Tensor | None = None
+    alternative_log_p: Tensor | None = None
+    retain_nll: Tensor | None = None
+    forget_target_nll: Tensor | None = None
+    forget_target_lowered: Sequence[Tensor] | None = None
+    forget_target_rows: Sequence[AnswerRows] | None = None
+
+
+class BatchQuantities:
+    """Forget records, as many retain records (or none), and what the model says about them.
+
+    `alternatives`: where a loss asks for them, another answer to the question of each forget record.
+
+    A loss gets those quantities that its positional parameters name: the properties below. `wanted` names those that
+    will be asked for, so that forget and retain records go through the model once, by the cheapest way that gives them
+    all: entropies and divergences go by the logits, which the likelihoods alone do not need. A new method that needs
+    something new adds a property here.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forget: Sequence[TokenSequence],
+        retain: Sequence[TokenSequence],
+        *,
+        alternatives: Sequence[TokenSequence] = (),
+        wanted: Collection[str] = (),
+        references: References | None = None,
+        around: ReferenceModels | None = None,
+    ) -> None:
+        self.model, self.forget, self.retain = model, list(forget), list(retain)
+        self.alternatives = list(alternatives)
+        self._around = around or ReferenceModels()
+        self._wanted = expanded(wanted, self._around.retain_loss)
+        self._references = references or References()
+        count = len(self.forget) + len(self.retain)
+        self._retained, self._replaced = slice(len(self.forget), count), slice(count, None)
+
+    @property
+    def forget_log_p(self) -> Tensor:
+        """(B,) log-likelihood of each forget answer: the sum over its tokens, nats."""
+        return -self._pass["nll_sum"][: len(self.forget)]
+
+    @property
+    def forget_nll(self) -> Tensor:
+        """(B,) mean negative log-likelihood over the answer tokens of each forget record."""
+        return self._pass["nll"][: len(self.forget)]
+
+    @property
+    def forget_token_log_p(self) -> list[Tensor]:
+        """(L_i,) each: log-likelihood of every answer token of each forget record, nats."""
+        lengths = [len(record.answer) for record in self.forget]
+        return list(self._pass["token_log_p"][: sum(lengths)].split(lengths))
+
+    @property
+    def forget_entropy(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of the entropy of their distributions, nats."""
+        return self._get("entropy", "forget_entropy")[: len(self.forget)]
+
+    @property
+    def forget_reference_log_p(self) -> Tensor:
+        """(B,) `forget_log_p` under the model as received."""
+        if self._references.forget_log_p is None:
+            raise ValueError("the reference log-likelihoods were not computed")
+        return self._references.forget_log_p
+
+    @property
+    def forget_margin(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of the squared margin (max_k z_k − mean_k z_k)² of
+        the logits z, which is 0 where their distribution is uniform."""
+        return self._get("forget_margin", "forget_margin")
+
+    @property
+    def forget_lead(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of the true token's probability less that of the
+        likeliest other one, from −1 to 1."""
+        return self._get("forget_lead", "forget_lead")
+
+    @property
+    def forget_target_nll(self) -> Tensor:
+        """(B,) `forget_nll` under a model that never saw the records, as the client estimates it."""
+        if self._references.forget_target_nll is None:
+            raise ValueError("forget_target_nll: no target was estimated")
+        return self._references.forget_target_nll
+
+    @property
+    def forget_reference_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of T² KL(received‖model), nats."""
+        return self._get("forget_reference_kl", "forget_reference_kl")
+
+    @property
+    def forget_target_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of KL(target‖model), nats: the base model's sharpened
+        distributions, the true token in them as likely as a model that never saw the record would find it."""
+        return self._get("forget_target_kl", "forget_target_kl")
+
+    @property
+    def forget_adjusted_kl(self) -> Tensor:
+        """(B,) as `forget_reference_kl`, from the received distributions with the true token's logit lowered."""
+        return self._get("forget_adjusted_kl", "forget_adjusted_kl")
+
+    @property
+    def forget_teacher_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of T² KL(teacher‖model), nats."""
+        return self._get("forget_teacher_kl", "forget_teacher_kl")
+
+    @property
+    def forget_states(self) -> list[Tensor]:
+        """(L_i, d) each: what leaves the layer at every token, prompt and answer, of each forget record."""
+        return self._states[0]
+
+    @property
+    def alternative_log_p(self) -> Tensor:
+        """(B,) log-likelihood of another answer to the question of each forget record, nats."""
+        return -self._alternative("nll_sum")
+
+    @property
+    def alternative_nll(self) -> Tensor:
+        """(B,) mean negative log-likelihood over the tokens of that answer."""
+        return self._alternative("nll")
+
+    @property
+    def alternative_reference_log_p(self) -> Tensor:
+        """(B,) `alternative_log_p` under the model as received."""
+        if self._references.alternative_log_p is None:
+            raise ValueError("the reference log-likelihoods of the alternative answers were not computed")
+        return self._references.alternative_log_p
+
+    @property
+    def retain_log_p(self) -> Tensor | None:
+        """(B,) log-likelihood of each retain answer, None without retain records."""
+        return -self._pass["nll_sum"][self._retained] if self.retain else None
+
+    @property
+    def retain_nll(self) -> Tensor | None:
+        """(B,) mean negative log-likelihood over the answer tokens of each retain record, None without any."""
+        return self._pass["nll"][self._retained] if self.retain else None
+
+    @property
+    def retain_reference_nll(self) -> Tensor | None:
+        """(B,) `retain_nll` under the model as received, None without retain records."""
+        if self.retain and self._references.retain_nll is None:
+            raise ValueError("the reference likelihoods of the retain records were not computed")
+        return self._references.retain_nll if self.retain else None
+
+    @property
+    def retain_loss(self) -> Tensor | None:
+        """(B,) `retain_nll` or `retain_reference_kl`, whichever was chosen; None without retain records."""
+        return self.retain_nll if self._around.retain_loss == "nll" else self.retain_reference_kl
+
+    @property
+    def retain_entropy(self) -> Tensor | None:
+        """(B,) `forget_entropy` of each retain record, None without any."""
+        return self._get("entropy", "retain_entropy")[self._retained] if self.retain else None
+
+    @property
+    def retain_reference_kl(self) -> Tensor | None:
+        """(B,) `forget_reference_kl` of each retain record, None without any."""
+        return self._get("retain_reference_kl", "retain_reference_kl") if self.retain else None
+
+    @property
+    def retain_states(self) -> list[Tensor] | None:
+        """`forget_states` of each retain record, None without any."""
+        return self._states[1] if self.retain else None
+
+    @property
+    def retain_reference_states(self) -> list[Tensor] | None:
+        """`retain_states` of the model as received, None without retain records."""
+        return self._states[2] if self.retain else None
+
+    def quantities(self, names: Collection[str]) -> dict[str, Tensor | list[Tensor] | None]:
+        """The quantities `names` of these records."""
+        return {name: getattr(self, name) for name in names}
+
+    def _get(self, key: str, name: str) -> Tensor:
+        if key not in self._pass:
+            raise ValueError(f"{name} was not computed: `wanted` does not name it")
+        return self._pass[key]
+
+    def _alternative(self, key: str) -> Tensor:
+        if not self.alternatives:
+            raise ValueError("the alternative answers were not given")
+        return self._pass[key][self._replaced]
+
+    @cached_property
+    def _pass(self) -> dict[str, Tensor]:
+        """Values of all records (or tokens), first of forget, then of retain records, then of alternative answers;
+        divergences and margins of the forget or retain records alone."""
+        batch = packed_batch(self.model, [*self.forget, *self.retain, *self.alternatives])
+        if not self._wanted & BY_LOGITS:
+            return _likelihoods(token_log_probs(self.model, batch), batch)
+        # The references come first: the model must not change between its forward pass and the gradient.
+        references = {name: self._reference(name) for name in _AGAINST if name in self._wanted and self._records(name)}
+        rows = answer_rows(self.model, batch)
+        entropies = not self._wanted.isdisjoint(("forget_entropy", "retain_entropy"))
+        values: dict[str, Tensor] = {}
+        pieces: list[TokenStatistics] = []
+        start = 0
+        for prefix, records in (("forget", self.forget), ("retain", self.retain), ("alternative", self.alternatives)):
+            part = slice(start, start + sum(len(record.answer) for record in records))
+            start = part.stop
+            if not records:
+                continue
+            if f"{prefix}_margin" in self._wanted:
+                values[f"{prefix}_margin"] = _record_means(row_margins(rows[part]), records)
+            if f"{prefix}_lead" in self._wanted:
+                values[f"{prefix}_lead"] = _record_means(row_leads(rows[part], batch.labels[part]), records)
+            names = [name for name in references if name.startswith(prefix)]
+            found = None
+            for name in names or [""]:
+                against = (references.get(name), self._around.temperature, self._lowered(name))
+                found = row_statistics(rows[part], batch.labels[part], *against, entropies)
+                if found.kl is not None:
+                    values[name] = _record_means(found.kl, self._records(name))
+            assert found is not None
+            pieces.append(found)
+        values |= _likelihoods(torch.cat([piece.log_p for piece in pieces]), batch)
+        if entropies:
+            of_tokens = [piece.entropy for piece in pieces if piece.entropy is not None]
+            values["entropy"] = sequence_nll(-torch.cat(of_tokens), batch)[1]
+        return values
+
+    def _lowered(self, name: str) -> float | Tensor:
+        """What is taken off the true tokens' logits in the reference of the divergence `name`."""
+        if name == "forget_adjusted_kl":
+            return self._around.strength
+        lowered = self._references.forget_target_lowered if name == "forget_target_kl" else None
+        return 0.0 if lowered is None else torch.cat(list(lowered))
+
+    def _records(self, name: str) -> list[TokenSequence]:
+        return self.forget if name.startswith("forget") else self.retain
+
+    def _reference(self, name: str) -> AnswerRows:
+        """What the reference of the divergence `name` predicts for its records."""
+        if name == "forget_target_kl" and (known := self._references.forget_target_rows) is not None:
+            rows = AnswerRows(torch.cat([one.values for one in known]), known[0].head)
+            return rows.scaled(self._around.sharpness)
+        batch = packed_batch(self.model, self._records(name))
+        if name == "forget_teacher_kl":
+            if self._around.teacher is None:
+                raise ValueError(f"{name} needs a teacher")
+            with torch.no_grad():
+                return answer_rows(self._around.teacher, batch)
+        if name == "forget_target_kl":
+            if self._around.base is None:
+                raise ValueError(f"{name} needs the base model")
+            with self._around.base.in_place():
+                return answer_rows(self.model, batch).scaled(self._around.sharpness)
+        with self._received().in_place():
+            return answer_rows(self.model, batch)
+
+    @cached_property
+    def _states(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """What leaves the layer, record by record: of forget and retain records, and of these as received."""
+        received: list[Tensor] = []
+        if self.retain and "retain_reference_states" in self._wanted:
+            with self._received().in_place():
+                received = self._layer_states(self.retain)
+        states = self._layer_states([*self.forget, *self.retain])
+        return states[: len(self.forget)], states[len(self.forget) :], received
+
+    def _layer_states(self, records: Sequence[TokenSequence]) -> list[Tensor]:
+        batch = PackedBatch.build(records, model_device(self.model), last=True)
+        return list(layer_states(self.model, batch, self._around.layer).split(batch.lengths.tolist()))
+
+    def _received(self) -> Received:
+        if self._around.received is None:
+            raise ValueError("the model as received was not kept")
+        return self._around.received
+
+
+QUANTITIES = frozenset(name for name, value in vars(BatchQuantities).items() if isinstance(value, property))
+_AGAINST = ("forget_reference_kl", "forget_target_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
+BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin", "forget_lead"})
+"""Quantities that go by the logits: likelihoods alone do not."""
+NEEDS_RECEIVED = frozenset(
+    {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}
+)
+NEEDS_STATES = frozenset({"forget_states", "retain_states", "retain_reference_states"})
+
+
+def check_quantities(method: str, names: Collection[str]) -> None:
+    """Raise ValueError for a name that is none of `QUANTITIES`, with the nearest ones."""
+    for name in names:
+        if name not in QUANTITIES:
+            near = difflib.get_close_matches(name, QUANTITIES, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"expected {', '.join(sorted(QUANTITIES))}"
+            raise ValueError(f"{method} asks for {name!r}, which no batch has; {hint}")
+
+
+def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:
+    """`names` with what the chosen retain loss asks for."""
+    more = {"retain_reference_kl"} if "retain_loss" in names and retain_loss == "kl" else set()
+    return frozenset(names) | more
+
+
+def _likelihoods(log_p: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
+    """Of the log-likelihoods (M,) of all answer tokens: these, and of each record their negated sum and mean (B,)."""
+    nll_sum, nll = sequence_nll(log_p, batch)
+    return {"token_log_p": log_p, "nll_sum": nll_sum, "nll": nll}
+
+
+def _record_means(values: Tensor, records: Sequence[TokenSequence]) -> Tensor:
+    """Mean over the answer tokens of each record (B,) of values (M,), one record after the other."""
+    return torch.stack([part.mean() for part in values.split([len(record.answer) for record in records])])
+
+
+@torch.no_grad()
+def log_likelihoods(model: nn.Module, sequences: Sequence[TokenSequence], batch_size: int) -> Tensor:
+    """log p(answer | prompt) of each sequence, (n,), nats, in evaluation mode and without gradients."""
+    training = model.training
+    model.eval()
+    try:
+        parts = [
+            BatchQuantities(model, sequences[start : start + batch_size], []).forget_log_p
+            for start in range(0, len(sequences), batch_size)
+        ]
+    finally:
+        model.train(training)
+    return torch.cat(parts)

@@ -1,0 +1,315 @@
+"""Calibrated forgetting: how likely a model that never saw a record would find it, and unlearning up to that level.
+
+Two things are known of a record that is to be forgotten: how the untouched base model finds its answer, and how
+training has since changed what the model makes of records that nobody trains on, the reference records. A line fitted
+to the latter, present against base negative log-likelihood, carries the former over to the present: an estimate of
+what the model would make of the record had it never seen it. A monotone curve fitted to their tokens says how that
+divides among the answer's tokens, and how much surer of itself the model has become goes by the references, too. No
+oracle is asked and nothing leaves the client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.interpolate import CubicHermiteSpline
+from scipy.optimize import isotonic_regression
+from torch import Tensor, nn
+
+from clients.batch_quantities import BatchQuantities
+from clients.distributions import mean_entropy, row_statistics
+from clients.flat_parameters import FlatParameters
+from evaluation.engine.forward import AnswerRows, answer_rows, packed_batch
+from evaluation.engine.models import base_model, evaluation_mode
+from evaluation.engine.sequences import TokenSequence
+
+LEAST_REFERENCES = 8
+"""Fewest reference records that a line is fitted to."""
+_SHARPEST = 4.0
+_CELLS = 1 << 10
+_STRETCHES = 1 << 6
+_PER_STRETCH = 2 * math.log(_SHARPEST) / _STRETCHES
+_LEAST_NLL = 1e-4
+"""No token is to be surer than that, nats: its logit would have no bound."""
+_TOKENS = 1024
+"""In one pass without gradients, where more records than a batch fit."""
+_SURELY = 0.9
+"""Up to this share of the tolerance no rounding makes a record one that is off its target."""
+KEPT_BYTES = 1 << 26
+"""Of what predicts the references' tokens, in the base model and in the present one, and of what predicts the records'
+own; where it takes more it is made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Up to what each record is forgotten.
+
+    nll (n,): mean negative log-likelihood of each forget record's answer under a model that never saw it, nats per
+    token. tolerance: a record that lies no further from it is left alone, nats per token, positive. base (size,): the
+    trainable parameters of the untouched base model. sharpness: by what its logits are multiplied for distributions as
+    sure as the present model's; lowered: (L_i,) each, what is then taken off the logits of the true tokens so that they
+    get the probability that they are to have; None: nothing. rows: what predicts each record's answer tokens in the
+    base model; None: it is asked when that is needed. present (n,): `nll` of the model whose records these are, before
+    anything was unlearned; None: it is asked.
+    """
+
+    nll: Tensor
+    tolerance: float
+    base: np.ndarray
+    sharpness: float = 1.0
+    lowered: tuple[Tensor, ...] | None = None
+    rows: tuple[AnswerRows, ...] | None = None
+    present: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be positive, got {self.tolerance}")
+
+
+def never_seen_nll(reference_base: np.ndarray, reference_now: np.ndarray, record_base: np.ndarray) -> np.ndarray:
+    """Estimated mean negative log-likelihood (n,) of records under a model that never saw them, nats per token, >= 0.
+
+    reference_base, reference_now (m,): of records that nobody trains on, under the base model and under the present
+    one; record_base (n,): of the records, under the base model. The least-squares line through the references, with a
+    slope of at least 0. Raises ValueError for fewer than `LEAST_REFERENCES` references.
+    """
+    if reference_base.shape != reference_now.shape or reference_base.ndim != 1:
+        raise ValueError(f"{reference_base.shape} base values do not fit {reference_now.shape} present ones")
+    if len(reference_base) < LEAST_REFERENCES:
+        raise _too_few(len(reference_base))
+    middle = reference_base - reference_base.mean()
+    spread = float(middle @ middle)
+    slope = max(0.0, float(middle @ reference_now) / spread) if spread > 0 else 0.0
+    return np.maximum(reference_now.mean() + slope * (record_base - reference_base.mean()), 0.0)
+
+
+def never_seen_token_nll(
+    reference_base: np.ndarray, reference_now: np.ndarray, record_base: Sequence[np.ndarray], means: np.ndarray
+) -> list[np.ndarray]:
+    """How the estimated means (n,) of records divide among their answer tokens, (L_i,) each, nats, >= 0.
+
+    reference_base, reference_now (M,): negative log-likelihood of every token of the references; record_base: (L_i,)
+    each, of the records' under the base model. Isotonic regression of present on base values, interpolated, and scaled
+    to each record's mean.
+    """
+    known, inverse, counts = np.unique(reference_base, return_inverse=True, return_counts=True)
+    fitted = isotonic_regression(np.bincount(inverse, reference_now) / counts, weights=counts).x
+    found = [np.interp(values, known, fitted) for values in record_base]
+    return [
+        values * (mean / values.mean()) if values.mean() > 0 else np.full(values.shape, mean)
+        for values, mean in zip(found, means, strict=True)
+    ]
+
+
+@torch.no_grad()
+def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size: int) -> Tensor:
+    """(n,) mean negative log-likelihood of each sequence's answer tokens, nats, in evaluation mode."""
+    with evaluation_mode(model):
+        parts = [
+            BatchQuantities(model, sequences[i : i + batch_size], []).forget_nll
+            for i in range(0, len(sequences), batch_size)
+        ]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+class Estimator:
+    """Estimates targets by one set of records that nobody trains on, `references`.
+
+    base (size,): the parameters of the untouched base model. What it makes of the references, and of records that are
+    asked about again, is the same whenever it is asked, and is computed once; what the present model makes of the
+    references, once for all that ask from the same parameters, as the clients do that a server sends its model in one
+    round. Raises ValueError as `never_seen_nll`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        flat: FlatParameters,
+        base: np.ndarray,
+        references: Sequence[TokenSequence],
+        batch_size: int,
+    ) -> None:
+        if len(references) < LEAST_REFERENCES:
+            raise _too_few(len(references))
+        self.references = tuple(references)
+        self._model, self._flat, self._base, self._batch_size = model, flat, base, batch_size
+        self.kept_before: Tokens | None = None
+        self.kept_own: OrderedDict[tuple[TokenSequence, ...], Tokens] = OrderedDict()
+        self._now: tuple[bytes, Tokens] | None = None
+
+    @torch.no_grad()
+    def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
+        """The target of `records` from the present parameters, which are there again afterwards.
+
+        Where each of the records is well within the tolerance there is nothing to forget, and no distribution is made.
+        """
+        model, flat, size = self._model, self._flat, self._batch_size
+        present = flat.numpy()
+        with evaluation_mode(model):
+            now = self._present(present)
+            mine = Tokens.of(model, records, size)
+            before = self.kept_before or self._of_base(self.references, present)
+            own = self._own_of_base(tuple(records), present)
+        self.kept_before = before if self._keeps(before) else None
+        if not np.isfinite(now.means()).all():
+            raise ValueError("the model's likelihoods of the reference records are not finite")
+        means = never_seen_nll(before.means(), now.means(), own.means())
+        nll, found = (torch.from_numpy(values).float() for values in (means, mine.means()))
+        if ((found - nll).abs() <= _SURELY * tolerance).all():
+            return Target(nll, tolerance, self._base, present=found)
+        sharpness = sharpness_for(before, now.entropy())
+        wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)
+        lowered = tuple(
+            torch.from_numpy(logit(given) - logit(asked)).float()
+            for given, asked in zip(own.nll(sharpness), wanted, strict=True)
+        )
+        rows = own.each() if self._keeps(own) else None
+        return Target(nll, tolerance, self._base, sharpness, lowered, rows, found)
+
+    def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
+        """As `_of_base`; of what is asked for again as much is kept as may be, the latest."""
+        own = self.kept_own
+        found = own.pop(records) if records in own else self._of_base(records, present)
+        own[records] = found
+        while own and sum(map(self._bytes, own.values())) > KEPT_BYTES:
+            own.popitem(last=False)
+        return found
+
+    def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
+        """Of `records`, under the base model's parameters; those that were there, `present`, are there again."""
+        self._flat.load(self._base)
+        try:
+            return Tokens.of(self._model, records, self._batch_size)
+        finally:
+            self._flat.load(present)
+
+    def _present(self, parameters: np.ndarray) -> Tokens:
+        """Of the references, under the parameters that are there."""
+        key = hashlib.blake2b(parameters.tobytes()).digest()
+        if self._now is not None and self._now[0] == key:
+            return self._now[1]
+        found = Tokens.of(self._model, self.references, self._batch_size)
+        self._now = (key, found) if self._keeps(found) else None
+        return found
+
+    def _keeps(self, tokens: Tokens) -> bool:
+        """Whether what predicts them is little enough to be kept."""
+        return self._bytes(tokens) <= KEPT_BYTES
+
+    def _bytes(self, tokens: Tokens) -> int:
+        """Of what predicts them, with the head where that is not the model's own."""
+        values, head = tokens.rows.values, tokens.rows.head
+        base: Any = base_model(self._model)
+        known = base.get_output_embeddings().weight.data_ptr()
+        return values.nbytes + (0 if head is None or head.data_ptr() == known else head.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What predicts the answer tokens of some records; statistics that were asked for are kept."""
+
+    rows: AnswerRows
+    labels: Tensor
+    lengths: list[int]
+    known: dict[float, tuple[Tensor, float]] = field(default_factory=dict)
+    curve: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> Tokens:
+        found, labels = [], []
+        for part in batches(records, batch_size):
+            batch = packed_batch(model, part)
+            found.append(answer_rows(model, batch))
+            labels.append(batch.labels)
+        rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)
+        return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
+
+    def each(self) -> tuple[AnswerRows, ...]:
+        """The rows of each record."""
+        return tuple(AnswerRows(part, self.rows.head) for part in self.rows.values.split(self.lengths))
+
+    def nll(self, sharpness: float = 1.0) -> list[np.ndarray]:
+        """(L_i,) each, nats."""
+        log_p, _ = self._statistics(sharpness)
+        return [-part.double().cpu().numpy() for part in log_p.split(self.lengths)]
+
+    def means(self) -> np.ndarray:
+        """(n,) of `nll`."""
+        return np.array([part.mean() for part in self.nll()])
+
+    def entropy(self) -> float:
+        """Mean over all tokens of the entropy of their distributions, nats."""
+        return self._statistics(1.0)[1]
+
+    def at(self, node: int) -> tuple[float, float]:
+        """`entropy` where a stretch of the search for a sharpness begins, and its slope over ln sharpness."""
+        if node not in self.curve:
+            self.curve[node] = mean_entropy(self.rows.scaled(math.exp(_place(node))))
+        return self.curve[node]
+
+    def _statistics(self, sharpness: float) -> tuple[Tensor, float]:
+        if sharpness not in self.known:
+            found = row_statistics(self.rows.scaled(sharpness), self.labels)
+            assert found.entropy is not None
+            self.known[sharpness] = found.log_p, found.entropy.mean().item()
+        return self.known[sharpness]
+
+
+def batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:
+    """The records in their order, `batch_size` at once, or more where they have no more than `_TOKENS` tokens."""
+    start = 0
+    while start < len(records):
+        end, tokens = start, 0
+        while end < len(records):
+            tokens += len(records[end].prompt) + len(records[end].answer)
+            if tokens > _TOKENS and end - start >= batch_size:
+                break
+            end += 1
+        yield records[start:end]
+        start = end
+
+
+def sharpness_for(tokens: Tokens, entropy: float) -> float:
+    """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
+    parts of that range's logarithm in which it is met, so that rounding seldom makes another of it.
+
+    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for, with its slope, at the ends
+    of `_STRETCHES` stretches alone: tangents lead to the one in which it is met, or the middle of what is left where
+    one got less than half the way, and within it the entropy follows a cubic. What was asked stays known.
+    """
+    low, high, node = 0, _STRETCHES, _STRETCHES // 2
+    while high - low > 1:
+        width, (found, slope) = high - low, tokens.at(node)
+        low, high = (node, high) if found > entropy else (low, node)
+        met = node + (entropy - found) / (slope * _PER_STRETCH) if slope < 0 else math.inf
+        trusted = math.isfinite(met) and high - low <= width / 2
+        node = min(max(math.floor(met), low + 1), high - 1) if trusted else (low + high) // 2
+    entropies, slopes = zip(tokens.at(low), tokens.at(high), strict=True)
+    curve = CubicHermiteSpline([_place(low), _place(high)], entropies, slopes)
+    edges = np.linspace(_place(low), _place(high), _CELLS // _STRETCHES + 1)
+    cell = int((curve(edges[1:-1]) > entropy).sum())
+    return math.exp((edges[cell] + edges[cell + 1]) / 2)
+
+
+def _place(node: int) -> float:
+    """The logarithm of what logits are multiplied by where a stretch begins; 0 in the middle."""
+    return _PER_STRETCH * (node - _STRETCHES // 2)
+
+
+def logit(nll: np.ndarray) -> np.ndarray:
+    """log(p/(1 − p)) of the probabilities exp(−nll)."""
+    nll = np.maximum(nll, _LEAST_NLL)
+    return -nll - np.log(-np.expm1(-nll))
+
+
+def _too_few(count: int) -> ValueError:
+    return ValueError(
+        f"{count} records that nobody trains on are too few to judge by; expected at least {LEAST_REFERENCES}"
+    )

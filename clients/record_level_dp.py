@@ -1,0 +1,288 @@
+"""Local training and unlearning with record-level differential privacy: DP-SGD (Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clients import losses
+from clients.batch_quantities import (
+    NEEDS_RECEIVED,
+    BatchQuantities,
+    ReferenceModels,
+    References,
+    check_quantities,
+    expanded,
+    log_likelihoods,
+)
+from clients.flat_parameters import FlatParameters
+from clients.optimisation import Prox, TrainSettings, Updater, local_work
+from clients.per_record_gradients import Losses, clipped_sum
+from clients.reference_models import Received
+from clients.training import TrainReport
+from clients.unlearning import UnlearnOptions, UnlearnReport
+from evaluation.engine.forward import token_log_probs
+from evaluation.engine.models import model_device
+from evaluation.engine.packing import PackedBatch, sequence_nll
+from evaluation.engine.sequences import TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How records are hidden: each one's gradient is shortened to the L2 norm C, `clipping_norm`, and Gaussian noise
+    that deviates by z·C, `noise_multiplier` z, is added to their sum.
+
+    `seed`: of the draws of records and of the noise, for simulations and tests; None: a fresh one from the operating
+    system, which nobody else knows. Raises ValueError for values out of range.
+    """
+
+    noise_multiplier: float
+    clipping_norm: float
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be finite and not negative, got {self.noise_multiplier}")
+        if not 0 < self.clipping_norm < math.inf:
+            raise ValueError(f"clipping_norm must be positive and finite, got {self.clipping_norm}")
+
+    def generator(self, number: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """Source `number` of random numbers on `device`: each number has its own."""
+        seed = secrets.randbits(63) if self.seed is None else (self.seed + number) % 2**63
+        return torch.Generator(device).manual_seed(seed)
+
+
+def drawn(count: int, rate: float, generator: torch.Generator) -> list[int]:
+    """Numbers below `count`, each with probability `rate` by itself (Poisson sampling); possibly none."""
+    if rate >= 1:
+        return list(range(count))
+    return (torch.rand(count, generator=generator, dtype=torch.float64) < rate).nonzero().flatten().tolist()
+
+
+def train_privately(
+    model: nn.Module,
+    flat: FlatParameters,
+    sequences: Sequence[TokenSequence],
+    settings: TrainSettings,
+    privacy: Privacy,
+    *,
+    prox: Prox | None = None,
+    seed: int,
+    on_step: Callable[[int], None] | None = None,
+    exactly: bool = False,
+) -> TrainReport:
+    """As `clients.training.train`, with each record's gradient clipped and noise added to their sum.
+
+    The loss of a record is the mean cross-entropy over its answer tokens. With n records and b = min(n, records of an
+    update), each of the epochs · ⌈n/b⌉ updates takes every record with probability b/n and divides by b. Noise comes
+    before FedProx's term, `max_grad_norm` and the optimiser. `exactly`: as `clipped_sum`. The report tells no loss: no
+    noise would cover it. Raises ValueError without sequences, NonFiniteError when a parameter is not finite.
+    """
+    if not sequences:
+        raise ValueError("no sequence to train on")
+    start = time.perf_counter()
+    batch = min(len(sequences), settings.records_per_update)
+    work = Work(model, flat, settings, privacy, seed, exactly)
+
+    def gradient(generator: torch.Generator) -> None:
+        chosen = drawn(len(sequences), batch / len(sequences), generator)
+        for part in _parts(chosen, settings.batch_size):
+            records = [sequences[i] for i in part]
+            work.add(records, lambda some, records=records: _mean_losses(model, [records[i] for i in some]))
+
+    steps = work.run(settings.epochs * -(-len(sequences) // batch), batch, gradient, prox, on_step)
+    return TrainReport(len(sequences), steps, math.nan, math.nan, time.perf_counter() - start)
+
+
+def unlearn_privately(
+    model: nn.Module,
+    flat: FlatParameters,
+    forget: Sequence[TokenSequence],
+    retain: Sequence[TokenSequence],
+    method: str,
+    parameters: Mapping[str, Any],
+    settings: TrainSettings,
+    privacy: Privacy,
+    *,
+    seed: int,
+    options: UnlearnOptions | None = None,
+    on_step: Callable[[int], None] | None = None,
+    exactly: bool = False,
+) -> UnlearnReport:
+    """As `clients.unlearning.unlearn`, for losses that are a mean over forget records plus one over retain records.
+
+    With b = min(forget records, records of an update) each update takes every forget record with probability b/n and,
+    where the loss has a retain term, each retain record with probability min(1, b/m): as many of both, on average. Of
+    fewer retain records, m < b, each term counts b/m times, so that the retain term is their mean here, too. The
+    gradient of each record's own term is clipped after that, their sum with the noise divided by b: no record adds more
+    than the clipping norm. Raises ValueError as `unlearn` does, and for a loss of another kind or options that are not
+    clipped record by record.
+    """
+    if not forget:
+        raise ValueError("no sequence to forget")
+    options = options or UnlearnOptions()
+    loss = losses.get(method)
+    check_private(loss, options)
+    values = loss.parameters(parameters)
+    check_quantities(loss.name, loss.names)
+    with_retain = bool(retain) and values.get("alpha") != 0 and any(n.startswith("retain") for n in loss.names)
+    start = time.perf_counter()
+    batch = min(len(forget), settings.records_per_update)
+    work = Work(model, flat, settings, privacy, seed, exactly)
+    terms = _Terms.of(model, flat, forget, retain, loss, values, options.retain_loss, settings.batch_size)
+    times = max(1.0, batch / len(retain)) if with_retain else 0.0
+
+    def retained(numbers: Sequence[int]) -> Tensor:
+        return times * terms.of_retain(numbers)
+
+    def gradient(generator: torch.Generator) -> None:
+        for part in _parts(drawn(len(forget), batch / len(forget), generator), settings.batch_size):
+            work.add([forget[i] for i in part], lambda some, part=part: terms.of_forget([part[i] for i in some]))
+        if with_retain:
+            for part in _parts(drawn(len(retain), min(1.0, batch / len(retain)), generator), settings.batch_size):
+                work.add([retain[i] for i in part], lambda some, part=part: retained([part[i] for i in some]))
+
+    steps = work.run(settings.epochs * -(-len(forget) // batch), batch, gradient, options.prox, on_step)
+    return UnlearnReport(
+        num_examples=len(forget),
+        num_retain=len(retain),
+        retain_used=with_retain,
+        steps=steps,
+        **dict.fromkeys(("first_loss", "last_loss", "first_forget_nll", "last_forget_nll"), math.nan),
+        first_forget_entropy=math.nan,
+        last_forget_entropy=math.nan,
+        stopped=False,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
+    """Raise ValueError unless every part of the gradient is about one record, which can be clipped."""
+    if not loss.per_record:
+        raise ValueError(f"{loss.name} is no sum of terms about one record each, which could be clipped")
+    told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
+    told += ["entropy"] if options.entropy.forget or options.entropy.retain else []
+    if told:
+        raise ValueError(f"{told[0]} goes by more than clipped and noised gradients of single records")
+
+
+@dataclass
+class Work:
+    """The updates of one exchange."""
+
+    model: nn.Module
+    flat: FlatParameters
+    settings: TrainSettings
+    privacy: Privacy
+    seed: int
+    exactly: bool
+
+    def __post_init__(self) -> None:
+        if self.flat.device.type == "cuda" and self.flat.compute_dtype == torch.float16:
+            raise ValueError("gradients in float16 are scaled, and cannot be clipped to a norm: take bfloat16")
+
+    def add(self, records: Sequence[TokenSequence], losses: Losses) -> None:
+        """Add the clipped gradients of `records`; `losses` says what each of some of them loses."""
+        exactly = self.exactly or self.settings.gradient_checkpointing  # under which hooks run twice
+        clipped_sum(self.model, self.flat, records, losses, self.privacy.clipping_norm, exactly=exactly)
+
+    def run(
+        self,
+        updates: int,
+        batch: int,
+        gradient: Callable[[torch.Generator], None],
+        prox: Prox | None,
+        on_step: Callable[[int], None] | None,
+    ) -> int:
+        """`updates` of them, each by the sum that `gradient` leaves in `flat.grad`; how many there were."""
+        settings, privacy, grad = self.settings, self.privacy, self.flat.grad
+        draws, noise = privacy.generator(0), privacy.generator(1, self.flat.device)
+        updater = Updater(self.flat, settings, updates, prox)
+        deviation = privacy.noise_multiplier * privacy.clipping_norm
+        around = {"gradient_checkpointing": settings.gradient_checkpointing, "merged": False}
+        with local_work(self.model, self.flat, self.seed, **around):
+            for _ in range(updates):
+                gradient(draws)
+                added = torch.empty_like(grad).normal_(0.0, 1.0, generator=noise)
+                grad.add_(added, alpha=deviation).div_(batch)
+                updater.step()
+                if on_step is not None:
+                    on_step(updater.steps)
+        updater.finish()
+        return updater.steps
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """The terms of an unlearning loss, each about one record."""
+
+    model: nn.Module
+    forget: Sequence[TokenSequence]
+    retain: Sequence[TokenSequence]
+    loss: losses.Method
+    values: Mapping[str, Any]
+    around: ReferenceModels
+    reference: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        flat: FlatParameters,
+        forget: Sequence[TokenSequence],
+        retain: Sequence[TokenSequence],
+        loss: losses.Method,
+        values: Mapping[str, Any],
+        retain_loss: str,
+        batch_size: int,
+    ) -> _Terms:
+        wanted = expanded(loss.names, retain_loss) if retain else frozenset(loss.required)
+        received = Received(model, flat) if wanted & NEEDS_RECEIVED else None
+        asked = "forget_reference_log_p" in loss.names
+        reference = log_likelihoods(model, forget, batch_size) if asked else None
+        around = ReferenceModels(received=received, retain_loss=retain_loss)
+        return cls(model, forget, retain, loss, values, around, reference)
+
+    def of_forget(self, numbers: Sequence[int]) -> Tensor:
+        """(B,) the term of each of these forget records."""
+        names = self._names("forget")
+        references = References(None if self.reference is None else self.reference[list(numbers)])
+        records = [self.forget[i] for i in numbers]
+        given = self._given(
+            BatchQuantities(self.model, records, [], references=references, wanted=names, around=self.around), names
+        )
+        return torch.stack([self.loss.function(**one, **self.values) for one in given])
+
+    def of_retain(self, numbers: Sequence[int]) -> Tensor:
+        """(B,) the loss with each of these retain records beside a constant in place of what is to be forgotten."""
+        names = self._names("retain")
+        records = [self.retain[i] for i in numbers]
+        given = self._given(BatchQuantities(self.model, [], records, wanted=names, around=self.around), names)
+        anything = {name: torch.zeros(1, device=model_device(self.model)) for name in self._names("forget")}
+        return torch.stack([self.loss.function(**anything, **one, **self.values) for one in given])
+
+    def _names(self, kind: str) -> list[str]:
+        return [name for name in self.loss.names if name.startswith(kind)]
+
+    @staticmethod
+    def _given(step: BatchQuantities, names: Sequence[str]) -> list[dict[str, Tensor]]:
+        """The quantities `names` of each record of a step, (1,) each."""
+        found: dict[str, Any] = step.quantities(names)
+        return [dict(zip(names, one, strict=True)) for one in zip(*(found[n].split(1) for n in names), strict=True)]
+
+
+def _mean_losses(model: nn.Module, records: Sequence[TokenSequence]) -> Tensor:
+    """(B,) mean cross-entropy over the answer tokens of each record."""
+    batch = PackedBatch.build(records, model_device(model))
+    return sequence_nll(token_log_probs(model, batch), batch)[1]
+
+
+def _parts(chosen: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [chosen[start : start + size] for start in range(0, len(chosen), size)]

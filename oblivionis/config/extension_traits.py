@@ -1,0 +1,216 @@
+"""What a loss, an aggregator, an evaluator and an attack declare about themselves, read without importing them.
+
+Each is one code file and one YAML file of the same name:
+
+| | code | YAML | keys |
+| --- | --- | --- | --- |
+| loss | `clients/losses/` | `conf/unlearning/` | `unlearning.params.<key>` |
+| aggregator | `strategies/` | `conf/strategy/` | `strategy.params.<key>` |
+| evaluator | `oblivionis/assessment/evaluators/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
+| attack | `oblivionis/audits/attacks/` | `conf/attack/` | `attack.<name>.<key>` |
+
+The YAML file has the keys and their defaults (of a loss or an aggregator under `params:`). The code file may say more
+by literals at its top level, so that a mistake in a configuration is told before anything heavy is loaded:
+
+    LIMITS = {"beta": {"help": "Inverse temperature.", "above": 0}, "questions": {"type": "int", "at_least": 1}}
+
+By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
+`optional: True` where null is allowed though it is not the default. What a loss declares besides: `config.methods`.
+
+A loss may also lie anywhere else: `unlearning=my_loss.py`. Such a file has no YAML file, and its function the defaults.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clients.own_code import read_code
+from oblivionis.config.limits import About
+from oblivionis.config.problems import Problem
+from oblivionis.config.yaml_files import CONF, display, read_yaml
+
+CODE = {
+    "unlearning": ("clients/losses", "strategies/protocols"),
+    "strategy": ("strategies/rules",),
+    "evaluator": ("oblivionis/assessment/evaluators",),
+    "attack": ("oblivionis/audits/attacks",),
+}
+"""Where the code file of a kind lies; a kind is a folder of `conf/`."""
+TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+UNLIMITED = About("")
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a code file says of one key: `kind` is its type where the default does not tell it."""
+
+    about: About = UNLIMITED
+    kind: type | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """What a code file says: the first paragraph of its docstring, its literals by name, what is wrong with it.
+
+    `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional;
+    `keywords`: its keyword parameters with their defaults, `...` for one that has none or that is no literal.
+    """
+
+    summary: str = ""
+    quantities: Mapping[str, bool] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    literals: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one evaluator or attack: defaults by key, where each stands, and what is wrong with the files."""
+
+    code: CodeFile
+    defaults: Mapping[str, Any]
+    places: Mapping[str, str]
+    problems: tuple[Problem, ...] = ()
+
+
+def names(kind: str) -> list[str]:
+    """The names of a kind's code files, sorted."""
+    files = [file for folder in CODE[kind] for file in (_ROOT / folder).glob("*.py")]
+    return sorted({file.stem for file in files if not file.stem.startswith("_")})
+
+
+def attacks() -> list[str]:
+    """The kinds of attack in the order of tables: by the literal `ORDER` of each file, then by name."""
+    return sorted(names("attack"), key=lambda name: (code("attack", name).literals.get("ORDER", math.inf), name))
+
+
+def own_loss(method: str) -> Path | None:
+    """The file of a loss that is no part of the program: a method that is the path of a Python file."""
+    return Path(method).expanduser().absolute() if method.endswith(".py") else None
+
+
+def code(kind: str, name: str) -> CodeFile:
+    """What the code file `name` of a kind declares; nothing where there is no such file.
+
+    A loss of the user's own is read anew each time, and what it lacks to be one is among its problems.
+    """
+    if kind == "unlearning" and (file := own_loss(name)) is not None:
+        found = _parse(file)
+        return found if found.problems else replace(found, problems=tuple(_lacks(file, found)))
+    for folder in CODE[kind]:
+        file = _ROOT / folder / f"{name}.py"
+        if file.is_file():
+            return _read(file)
+    return CodeFile()
+
+
+@functools.cache
+def settings(kind: str) -> dict[str, Settings]:
+    """Of every file in `conf/<kind>/`, sorted by name."""
+    return {file.stem: _settings(kind, file) for file in sorted((CONF / kind).glob("*.yaml"))}
+
+
+def defaults(kind: str) -> dict[str, dict[str, Any]]:
+    """The default settings of every file in `conf/<kind>/`: name -> key -> value."""
+    return {name: dict(own.defaults) for name, own in settings(kind).items()}
+
+
+def problems() -> list[Problem]:
+    """What is wrong with the files of evaluators and attacks, whatever the configuration."""
+    return [problem for kind in ("evaluator", "attack") for own in settings(kind).values() for problem in own.problems]
+
+
+def _settings(kind: str, file: Path) -> Settings:
+    content, places, found = read_yaml(file)
+    own = code(kind, file.stem)
+    if file.stem not in names(kind):
+        found.append(Problem(display(file), "has no code file", f"{CODE[kind][0]}/{file.stem}.py"))
+    for key in own.limits:
+        if key not in content:
+            message = f"LIMITS names {key!r}, which is no key of {display(file)}"
+            found.append(Problem(f"{CODE[kind][0]}/{file.stem}.py", message))
+    return Settings(own, content, places, (*found, *own.problems))
+
+
+def _lacks(file: Path, found: CodeFile) -> Iterator[Problem]:
+    """What keeps a file of the user's from being a loss."""
+    place = display(file)
+    if not found.quantities:
+        shape = f"def {file.stem}(forget_nll, …, *, key=default) -> Tensor"
+        yield Problem(place, f"has no function {file.stem!r} of a batch", shape)
+    for key in (key for key, value in found.keywords.items() if value is ...):
+        yield Problem(place, f"the hyperparameter {key!r} has no default that can be read", "a number, text or null")
+    for key in found.limits.keys() - found.keywords.keys():
+        yield Problem(place, f"LIMITS names {key!r}, which is no hyperparameter of {file.stem}")
+
+
+def _parse(file: Path) -> CodeFile:
+    place = display(file)
+    try:
+        if not file.exists():
+            return CodeFile(problems=(Problem(place, "there is no such file"),))
+        tree = ast.parse(read_code(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return CodeFile(problems=(Problem(place, f"cannot be read: {error}"),))
+    summary = (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ")
+    found, problems = {}, []
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if not (isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and value):
+            continue
+        try:
+            found[target.id] = ast.literal_eval(value)
+        except (ValueError, TypeError):
+            if target.id == "LIMITS":
+                problems.append(Problem(place, "LIMITS is no literal", "{key: {keyword: number}}", "", place))
+    limits = _limits(found.get("LIMITS", {}), f"{place}: LIMITS", problems)
+    return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems))
+
+
+_read = functools.cache(_parse)
+
+
+def _parameters(tree: ast.Module, name: str) -> tuple[dict[str, bool], dict[str, Any]]:
+    """Quantities and keywords of the function `name`, as `CodeFile` has them."""
+    function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    if function is None:
+        return {}, {}
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    required = len(names) - len(function.args.defaults)
+    keywords: dict[str, Any] = {}
+    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        keywords[argument.arg] = ...
+        with suppress(ValueError, TypeError):
+            keywords[argument.arg] = ... if default is None else ast.literal_eval(default)
+    return {argument: number >= required for number, argument in enumerate(names)}, keywords
+
+
+def _limits(given: Any, place: str, problems: list[Problem]) -> dict[str, Limit]:
+    """The limits by key; what cannot be read goes to `problems`."""
+    if not isinstance(given, dict):
+        problems.append(Problem(place, "is no mapping", "{key: {keyword: number}}"))
+        return {}
+    found = {}
+    for key, entry in given.items():
+        try:
+            words = dict(entry)
+            kind = TYPES[words.pop("type")] if "type" in words else None
+            optional = bool(words.pop("optional", False))
+            words["choices"] = tuple(words.get("choices", ()))
+            found[str(key)] = Limit(About(**{"help": "", **words}), kind, optional)
+        except (TypeError, ValueError, KeyError) as error:
+            known = ", ".join([*About.__dataclass_fields__, "type", "optional"])
+            problems.append(Problem(f"{place}[{key!r}]", f"cannot be understood ({error})", f"keywords of {known}"))
+    return found

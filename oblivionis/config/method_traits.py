@@ -1,0 +1,107 @@
+"""What an unlearning method looks at, from its code file.
+
+A loss says most of it by the names of its function's positional parameters (`clients.batch_quantities.QUANTITIES`);
+literals say the rest:
+
+- `NEEDS_RETAIN = True`: it cannot do without retain records though each of them is optional;
+- `UPDATES`: which rounds of clients' updates the server must keep for it: `"all"`, or `"newest"`, that of every
+  checkpoint that a run may continue from;
+- `OTHERS = True`: the server asks clients that do not unlearn, too, and goes by each one's update;
+- `SCALED_BY = "key"`: its updates are made on a copy of the model, and the way that they led is gone so many times as
+  this hyperparameter says, backwards;
+- `PER_RECORD = True`: it is a sum over records, each of whose gradients can be clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oblivionis.config import extension_traits
+
+
+def label(method: str) -> str:
+    """What people call it: of a loss of the user's own the name of its function, not the path of its file."""
+    file = extension_traits.own_loss(method)
+    return method if file is None else file.stem
+
+
+def is_loss(method: str) -> bool:
+    """Whether clients minimise a loss; otherwise the server serves requests itself (FedEraser)."""
+    return bool(_code(method).quantities)
+
+
+def has_retain_choice(method: str) -> bool:
+    """Whether its retain term is whatever `unlearning.retain_loss` says."""
+    return "retain_loss" in _code(method).quantities
+
+
+def with_retain_choice() -> list[str]:
+    """The methods that have it, sorted."""
+    return [name for name in extension_traits.names("unlearning") if has_retain_choice(name)]
+
+
+def sees_forget_likelihood(method: str) -> bool:
+    """Whether it asks for something that tells the likelihood of forget records: anything but their states."""
+    return any(name.startswith("forget_") and not name.endswith("_states") for name in _code(method).quantities)
+
+
+def sees_forget_records(method: str) -> bool:
+    """Whether it asks for anything of the forget records, their questions with other answers included."""
+    return any(name.startswith(("forget_", "alternative_")) for name in _code(method).quantities)
+
+
+def needs_target(method: str) -> bool:
+    """Whether it forgets each record up to an estimate of what a model that never saw it would make of it."""
+    return "forget_target_nll" in _code(method).quantities
+
+
+def needs_alternatives(method: str) -> bool:
+    """Whether it asks for other answers to the questions that are to be forgotten."""
+    return any(name.startswith("alternative_") for name in _code(method).quantities)
+
+
+def with_alternatives() -> list[str]:
+    """The methods that do, sorted."""
+    return [name for name in extension_traits.names("unlearning") if needs_alternatives(name)]
+
+
+def needs_retain(method: str) -> bool:
+    """Whether it cannot do without retain records."""
+    code = _code(method)
+    required = [name for name, optional in code.quantities.items() if not optional]
+    return bool(code.literals.get("NEEDS_RETAIN")) or any(name.startswith("retain") for name in required)
+
+
+def is_per_record(method: str) -> bool:
+    """Whether it is a sum of terms about one record each, forget or retain."""
+    return bool(_code(method).literals.get("PER_RECORD"))
+
+
+def per_record() -> list[str]:
+    """The methods that are, sorted."""
+    return [name for name in extension_traits.names("unlearning") if is_per_record(name)]
+
+
+def asks_others(method: str) -> bool:
+    """Whether the other clients train beside those that unlearn, each one's update being needed by itself."""
+    return bool(_code(method).literals.get("OTHERS"))
+
+
+def trains_copy(method: str) -> bool:
+    """Whether its updates teach a copy the forget records, so that what they do to these says nothing of its end."""
+    return "SCALED_BY" in _code(method).literals
+
+
+def scale(method: str, params: Mapping[str, Any]) -> float:
+    """How many times as far as its updates led it goes in the end."""
+    return float(params[_code(method).literals["SCALED_BY"]]) if trains_copy(method) else 1.0
+
+
+def updates(method: str) -> str | None:
+    """Which rounds of clients' updates the server must keep for it: all, newest, or none."""
+    return _code(method).literals.get("UPDATES")
+
+
+def _code(method: str) -> extension_traits.CodeFile:
+    return extension_traits.code("unlearning", method)

@@ -1,0 +1,173 @@
+"""`request verify`: are ledgers as they were written, and do those of both sides know each other?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from oblivionis.chain import GENESIS, HASH, Checked, check_chain
+from oblivionis.erasure.node_ledger import LEDGER_FILE
+from oblivionis.errors import RunError
+from oblivionis.files import checked as of_shape
+from oblivionis.runs.run_events import run_name
+
+_Noted = tuple[int, object, object]
+"""Of the other side: where it says so, with which hash the ledger ended, and after how many lines (0: not known)."""
+Finding = tuple[Checked, list[str]]
+"""A ledger and what is wrong with it."""
+
+
+class _Ledger(TypedDict):
+    lines: int
+    head: str
+
+
+class _Evidence(TypedDict):
+    ledger: _Ledger
+
+
+class _Part(TypedDict):
+    evidence: _Evidence
+
+
+class _Run(TypedDict):
+    name: str
+
+
+class _Certificate(TypedDict):
+    run: _Run
+    requests: list[_Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What a certificate says of a run's ledger: its file, its JSON, and `doubt`, why nothing shows who made it, empty
+    where its signer is known."""
+
+    path: Path
+    certificate: Mapping[str, Any]
+    doubt: str = ""
+
+    def __post_init__(self) -> None:
+        """RunError for what does not say where a ledger ended."""
+        try:
+            of_shape(self.certificate, _Certificate)
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from None
+        if not self.certificate["requests"]:
+            raise RunError(
+                f"{self.path}: requests: expected at least one, each with where the run's ledger ended; found none"
+            )
+
+    @property
+    def run(self) -> str:
+        """The name of the run that it is of."""
+        return self.certificate["run"]["name"]
+
+    def disagrees(self, run: Checked) -> list[str]:
+        """What is wrong with a run's ledger by where it ended then."""
+        ledgers = [part["evidence"]["ledger"] for part in self.certificate["requests"]]
+        heads = [(number, ledger["head"], ledger["lines"]) for number, ledger in enumerate(ledgers, start=1)]
+        return _in_order(heads, run, f"{self.path} says of request")
+
+    def untested(self, run: Checked) -> str:
+        """Why it says nothing of a run's ledger; empty where it does."""
+        name = run_name(run.entries)
+        if name not in (None, self.run):
+            return f"{self.path} is of the run {self.run}, and this is the ledger of {name}: the two cannot be compared"
+        if not self.doubt:
+            return ""
+        wrong = self.disagrees(run)
+        return f"{self.path} {self.doubt}; {f'it says otherwise: {wrong[0]}' if wrong else 'what it says fits'}"
+
+
+def find_ledger(place: Path) -> Path:
+    """The ledger of a run folder, of a node folder, or the file itself. RunError when there is none."""
+    path = place / LEDGER_FILE if place.is_dir() else place
+    if not path.is_file():
+        raise RunError(f"{path}: there is no ledger of requests here; expected a run folder, a node folder or a file")
+    return path
+
+
+def check_ledgers(
+    places: Sequence[Path], node_dirs: Sequence[Path], certificates: Sequence[Certified] = ()
+) -> list[Finding]:
+    """Check every line of the ledgers in `places` and `node_dirs`; each of the latter also against the one run's.
+
+    `certificates`: of these each says where the run's ledger ended when it was made; what nobody known signed, or is of
+    another run (`Certified.untested`), shows no fault. With these or `node_dirs`, `places` must be the ledger of one
+    run. RunError for what is no ledger.
+    """
+    if (node_dirs or certificates) and len(places) != 1:
+        raise RunError("--node-dir and --certificate compare with the ledger of one run: name one run folder")
+    findings: list[Finding] = []
+    for place in [*places, *node_dirs]:
+        checked = check_chain(find_ledger(place))
+        findings.append((checked, list(checked.faults)))
+    if node_dirs:
+        (run, wrong), *nodes = findings
+        for node, faults in nodes:
+            wrong_here, wrong_there = compare(run, node)
+            wrong += wrong_here
+            faults += wrong_there
+    for told in certificates:
+        run, wrong = findings[0]
+        wrong += [] if told.untested(run) else told.disagrees(run)
+    return findings
+
+
+def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
+    """What is wrong with a run's ledger, and with a node's, by what each noted of the other at every query."""
+    ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
+    name = run_name(run.entries)
+    queries = [(n, e) for n, e in enumerate(node.entries, start=1) if e.get("event") == "queried"]
+    mine = [(n, e) for n, e in queries if e.get("ledger") == ours]
+    if not mine:
+        if any(e.get("run") == name for _, e in queries):
+            return [f"{node.path} noted another ledger of a run called {name}: this one was replaced"], []
+        return [], []
+    heads = [(n, e.get("server_head"), e.get("server_lines", 0)) for n, e in mine]
+    wrong_run = _in_order(heads, run, f"{node.path} noted in line")
+    client = str(mine[-1][1].get("client"))
+    noted = [
+        (n, e["heads"][client], 0)
+        for n, e in enumerate(run.entries, start=1)
+        if e.get("event") == "asked" and client in e.get("heads", {})
+    ]
+    return wrong_run, _in_order(noted, node, f"{run.path} noted in line")
+
+
+def strangers(run: Checked, node: Checked) -> str:
+    """Why a run's ledger and a node's cannot be compared; empty where they can, or where one was replaced."""
+    ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
+    name = run_name(run.entries)
+    queries = [e for e in node.entries if e.get("event") == "queried"]
+    if any(e.get("ledger") == ours or e.get("run") == name for e in queries):
+        return ""
+    return f"it noted no query of the run of {run.path}: the two cannot be compared"
+
+
+def _in_order(noted: Sequence[_Noted], checked: Checked, who: str) -> list[str]:
+    """Every noted head must be the hash of a line, of that number where it is known, and each not before the one noted
+    earlier."""
+    places = {line: number for number, line in enumerate(checked.hashes)}
+    places[GENESIS] = -1
+    faults: list[str] = []
+    reached = -1
+    for number, head, count in noted:
+        place, after = places.get(str(head)), f" after {count} lines" if count else ""
+        if place is None:
+            there = len(checked.hashes)
+            faults.append(
+                f"{who} {number} that it ended with {str(head)[:12]}…{after}, and none of the {there} there are has "
+                "that hash: lines are gone, or were written anew"
+            )
+            return faults
+        if count and place + 1 != count:
+            faults.append(f"{who} {number} that line {count} has the hash that line {place + 1} has: lines were moved")
+        if place < reached:
+            faults.append(f"{who} {number} an earlier end than before: lines were moved, or an old copy was put back")
+        reached = max(reached, place)
+    return faults

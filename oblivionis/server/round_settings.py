@@ -1,0 +1,64 @@
+"""What the configuration says of rounds, as `strategies` takes it: who averages, who is drawn, who is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oblivionis.config.schema import Config, Federation
+from oblivionis.models.hardware import participants
+from strategies.arrays import Mean
+from strategies.rounds.client_sampling import Available, BySize, PowerOfChoice, Sampling
+from strategies.rounds.compression import Compression
+from strategies.rounds.model_versions import Buffer
+from strategies.rounds.simulated_durations import Durations
+from strategies.rules import factory
+from strategies.rules.server_step import ServerStep
+
+
+def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
+    """The configured aggregator with its settings and the sampling of the federation, averaging by `mean`."""
+    strategy, federation = config.strategy, config.federation
+    return factory.build(
+        strategy.name,
+        **strategy.params,
+        fraction_train=federation.fraction_train,
+        min_train_nodes=federation.min_clients,
+        mean=mean,
+    )
+
+
+def sampling_of(
+    federation: Federation, live: Callable[[int], int], declared: Callable[[int], int | None]
+) -> Sampling | None:
+    """None for `uniform`, which is Flower's own. `live`: the records that a client may train on, above 0; `declared`:
+    those that it had when it was first asked, None where nobody knows. Its size is the smaller number, so that no
+    client is drawn more often by telling more later.
+    """
+
+    def size(client: int) -> int:
+        first = declared(client)
+        return live(client) if first is None else min(live(client), first)
+
+    if federation.sampling == "by_size":
+        return BySize(size)
+    if federation.sampling == "power_of_choice":
+        sampled = federation.per_round
+        return PowerOfChoice(federation.candidates or 2 * sampled, size)
+    return Available() if federation.sampling == "available" else None
+
+
+def waiting(config: Config) -> dict[str, Any]:
+    """Whom rounds wait for, by which clock, and for what: of `strategies.rounds.options.Options`."""
+    federation, simulated = config.federation, config.federation.simulated_seconds
+    times = {"median": simulated.median, "spread": simulated.spread, "persistence": simulated.persistence}
+    distribution = simulated.distribution
+    buffer, how = federation.buffer, federation.compression
+    return {
+        "deadline": federation.deadline,
+        "oversample": federation.oversample,
+        "durations": None if distribution == "none" else Durations(distribution, **times, seed=config.seed),
+        "buffer": Buffer(buffer.size, participants(config), buffer.staleness_exponent) if buffer.size else None,
+        "compression": None if how.method == "none" else Compression(how.method, how.keep, how.block),
+        "available_within": federation.available_within,
+    }

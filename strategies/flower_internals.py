@@ -1,0 +1,70 @@
+"""All that this package takes of Flower beyond its public interface; nothing else here may (a test looks).
+
+Public is what `__all__` of flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy and flwr.simulation names.
+`tests/unit/strategies/test_flower_internals.py` has a test for each of these, which says what a new Flower changed.
+"""
+
+from __future__ import annotations
+
+from flwr.app import Message
+from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt
+from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_addition, parameters_mod
+from flwr.common.secure_aggregation.secaggplus_utils import (
+    pseudo_rand_gen,
+    share_keys_plaintext_concat,
+    share_keys_plaintext_separate,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore import log
+from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = [
+    "NODE_UNAVAILABLE",
+    "SUPERLINK_NODE_ID",
+    "AggregationError",
+    "NodeInfo",
+    "combine_shares",
+    "create_shares",
+    "decrypt",
+    "encrypt",
+    "identify_process",
+    "log",
+    "make_message",
+    "parameters_addition",
+    "parameters_mod",
+    "pseudo_rand_gen",
+    "set_message_id",
+    "set_sender",
+    "share_keys_plaintext_concat",
+    "share_keys_plaintext_separate",
+    "valid_replies",
+]
+
+NODE_UNAVAILABLE: int = ErrorCode.NODE_UNAVAILABLE
+"""Flower's error code for a node that stopped answering."""
+
+
+def valid_replies(strategy: FedAvg, replies) -> list[Message]:
+    """Those of the training replies that are no errors; Flower itself checks that they fit together, and logs."""
+    return strategy._check_and_log_replies(replies, is_train=True)[0]
+
+
+def set_message_id(message: Message, identifier: str) -> None:
+    """Give a message the id that a grid gives when it sends it; Flower's own attribute cannot be written."""
+    message.metadata.__dict__["_message_id"] = identifier
+
+
+def set_sender(message: Message, node: int) -> None:
+    """Say that a message comes from `node`, as an error does that the SuperLink makes up."""
+    message.metadata.__dict__["_src_node_id"] = node
+
+
+def identify_process() -> None:
+    """Flower creates messages only in a process that belongs to a task: outside of Flower, make one up."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1

@@ -1,0 +1,84 @@
+"""The numbers that a client may tell with a reply: their names, kinds and ranges. What has another name is dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flwr.app import MetricRecord
+
+from strategies import message_keys
+
+
+class Number(NamedTuple):
+    """Between what a number may lie, ends included; whether it is whole, and whether every reply must tell it."""
+
+    low: float
+    high: float
+    whole: bool = False
+    required: bool = False
+
+    @property
+    def expected(self) -> str:
+        """In words."""
+        return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is such a number."""
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        return math.isfinite(value) and self.low <= value <= self.high
+
+
+Numbers = Mapping[str, Number]
+"""By the name under which a reply tells it."""
+
+MOST = 2.0**53
+_COUNT, _SECONDS, _LOSS, _NATS = Number(0, MOST, whole=True), Number(0, 1e9), Number(-1e12, 1e12), Number(0, 1e9)
+_WEIGHT = Number(1, MOST, whole=True, required=True)
+
+TRAIN: Numbers = {
+    message_keys.NUM_EXAMPLES: _WEIGHT,
+    "train-loss": _LOSS._replace(required=True),
+    "train-seconds": _SECONDS._replace(required=True),
+    message_keys.TRAIN_STEPS: _COUNT,
+}
+UNLEARN: Numbers = {
+    message_keys.NUM_EXAMPLES: _WEIGHT,
+    "unlearn-loss": _LOSS,
+    "unlearn-seconds": _SECONDS,
+    "unlearn-steps": _COUNT,
+    "forget-nll-before": _NATS,
+    "forget-nll-after": _NATS,
+    "forget-entropy-before": _NATS,
+    "forget-entropy-after": _NATS,
+    "forget-gap-before": _NATS,
+    "forget-gap-after": _NATS,
+    message_keys.LIVE_RECORDS: _COUNT,
+}
+NUMBERS: Mapping[str, Numbers] = {"train": TRAIN, "calibrate": TRAIN, "unlearn": UNLEARN}
+"""By the kind of exchange, as `Listener.exchange_started` names it."""
+
+
+COUNTS: Mapping[str, Numbers] = {
+    kind: {n: number for n, number in numbers.items() if number.whole or n.endswith("-seconds")}
+    for kind, numbers in NUMBERS.items()
+}
+"""Those of them that tell how much was done, and not what came of it: for clients that hide their records."""
+
+
+def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:
+    """What is wrong with the known ones of `metrics`, empty if nothing is."""
+    for name, number in numbers.items():
+        if name not in metrics:
+            if number.required:
+                return f"metric {name!r} is missing"
+        elif not number.fits(metrics[name]):
+            return f"metric {name!r} is {metrics[name]!r}, expected {number.expected}"
+    return ""
+
+
+def known(metrics: MetricRecord, numbers: Numbers) -> MetricRecord:
+    """Those of `metrics` that have a known name, and the partition id."""
+    return MetricRecord({k: v for k, v in metrics.items() if k in numbers or k == message_keys.PARTITION_ID})

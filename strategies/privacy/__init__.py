@@ -1,0 +1,1 @@
+"""Client-level differential privacy: clipped updates, and noise on their mean."""

@@ -1,0 +1,179 @@
+"""FedEraser: rebuild the global model without a client, guided by the updates that were stored."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord
+
+from strategies import message_keys
+from strategies.arrays import distance, merged
+from strategies.client_update import ClientUpdate
+from strategies.flower_internals import log
+from strategies.protocols.update_history import History, PastRound, RoundUpdates
+from strategies.replies import ReplyCheck
+from strategies.rules.server_step import ServerStep
+
+LABEL = "FedEraser"
+LIMITS = {
+    "calibration_ratio": {
+        "help": "Local epochs of a calibration as a share of `federation.local_epochs`.",
+        "above": 0,
+    },
+}
+UPDATES = "all"
+
+Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[ReplyCheck]]
+"""Sends a model with further settings to these clients as ordinary training; their judged replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """The rebuilt model; why some clients could not be erased; how much work it was."""
+
+    arrays: ArrayRecord
+    refused: Mapping[int, str]
+    info: Mapping[str, float]
+
+
+class _NobodyCalibrated(Exception):
+    """A stored round has clients left, and none of them answered."""
+
+
+class FedEraser:
+    """Erases clients (Liu et al., IWQoS 2021) on top of any of our aggregators.
+
+    The stored rounds are gone through again without the asking clients. Each remaining client trains from the rebuilt
+    model for E_cali = `calibration_ratio` · `local_epochs` epochs (rounded, at least 1), which gives a direction
+    Û_k; its calibrated update Ũ_k = ‖U_k‖ Û_k/‖Û_k‖ has the length of the stored one, the norm being that of all
+    parameters together (0 for Û_k = 0). They are aggregated with the stored weights by `inner`: with FedAvg
+    φ ← φ + Σ n_k Ũ_k / Σ n_k, the paper's equation; a calibrated update counts for as many local steps as the stored
+    one, whose length it has. The calibrated updates take the place of the stored ones, so that
+    a later erasure builds on them.
+
+    Where the paper starts at the very first round, this starts at the newest stored round up to the first one in which
+    an asking client took part: the model that was sent then, and the aggregator's state, have nothing of it. That
+    round's stored updates count as they are, for the same reason. A client that never took part is erased by doing
+    nothing. A client is refused when no stored round reaches back that far, or when of the clients of some round none
+    answers.
+
+    After an erasure `inner` has the state that belongs to the rebuilt model; like a run's own stages, each stage
+    begins with a fresh one.
+    """
+
+    def __init__(
+        self, inner: ServerStep, history: History, *, local_epochs: int, calibration_ratio: float = 0.5
+    ) -> None:
+        if not 0 < calibration_ratio < math.inf:
+            raise ValueError(f"calibration_ratio is {calibration_ratio}, expected above 0")
+        self._inner, self.history = inner, history
+        self.epochs = max(1, round(calibration_ratio * local_epochs))
+
+    def erase(self, server_round: int, arrays: ArrayRecord, asking: Collection[int], train: Train) -> Erasure:
+        """The global model of this round, now `arrays`, without the clients `asking`; `train` reaches the others."""
+        began = time.monotonic()
+        rounds = self.history.rounds()
+        starts: dict[int, int] = {}
+        refused: dict[int, str] = {}
+        for client in asking:
+            first = next((i for i, past in enumerate(rounds) if client in past.clients), None)
+            if first is None:
+                continue
+            start = next((i for i in reversed(range(first + 1)) if rounds[i].stored), None)
+            if start is None:
+                refused[client] = _too_far_back(rounds, first)
+            else:
+                starts[client] = start
+        rebuilt = calibrated = 0
+        if starts:
+            start, erased = min(starts.values()), set(asking) - refused.keys()
+            log(INFO, "FedEraser: going through %d rounds again", sum(past.stored for past in rounds[start:]))
+            before = self._inner.state_dict()
+            try:
+                arrays, rebuilt, calibrated = self._rebuild(server_round, rounds, start, erased, train)
+            except _NobodyCalibrated as error:
+                self._inner.load_state_dict(before)
+                refused.update(dict.fromkeys(starts, str(error)))
+        info = dict(zip(message_keys.ERASURE, (rebuilt, calibrated, time.monotonic() - began), strict=True))
+        return Erasure(arrays, refused, info)
+
+    def _rebuild(
+        self, server_round: int, rounds: Sequence[PastRound], start: int, erased: Collection[int], train: Train
+    ) -> tuple[ArrayRecord, int, int]:
+        """The model after all `rounds` from `start` on, how many of them had clients, and the calibrated updates."""
+        rebuilt = calibrated = 0
+        model, stage = ArrayRecord(), ""
+        with self.history.rewriting(server_round) as new:
+            for past in rounds[:start]:
+                new.keep(past)
+            for past in [past for past in rounds[start:] if past.stored]:
+                stored = self.history.read(past)
+                if past is rounds[start]:
+                    model = stored.sent
+                    self._inner.load_state_dict(stored.state)
+                elif past.stage != stage or not stored.state:
+                    self._inner.reset_state()
+                stage = past.stage
+                updates = [update for update in stored.clients if update.partition not in erased]
+                if not updates:
+                    continue
+                if past is not rounds[start]:
+                    updates = self._calibrate(server_round, stored, updates, model, train)
+                    calibrated += len(updates)
+                new.write(RoundUpdates(past.stage, past.round, model, self._inner.state_dict(), updates))
+                model = self._inner.aggregate(model, updates)
+                rebuilt += 1
+        if stage != self.history.stage:
+            self._inner.reset_state()
+        return model, rebuilt, calibrated
+
+    def _calibrate(
+        self, server_round: int, stored: RoundUpdates, updates: Sequence[ClientUpdate], model: ArrayRecord, train: Train
+    ) -> list[ClientUpdate]:
+        """The updates of one round, calibrated from `model`; clients without a valid reply are left out.
+
+        Raises _NobodyCalibrated if that leaves none: the round must not vanish from the model.
+        """
+        settings: dict[str, Any] = {
+            message_keys.EPOCHS: self.epochs,
+            message_keys.SERVER_ROUND: stored.round,
+            message_keys.STAGE: f"calibrate/{server_round}/{stored.stage}",
+            **self._inner.client_settings,
+        }
+        verdicts = train([update.partition for update in updates], model, settings)
+        replies = {verdict.partition: verdict.reply for verdict in verdicts if verdict.reply is not None}
+        found = []
+        for update in updates:
+            reply = replies.get(update.partition)
+            if reply is None:
+                text = "FedEraser: client %d is left out of %s round %d"
+                log(WARNING, text, update.partition, stored.stage, stored.round)
+                continue
+            trained = reply.content.array_records[self._inner.arrayrecord_key]
+            found.append(replace(update, arrays=_scaled(stored.sent, update, model, trained)))
+        if not found:
+            raise _NobodyCalibrated(
+                f"FedEraser: no client of round {stored.round} of {stored.stage} answered its calibration"
+            )
+        return found
+
+
+def _scaled(sent: ArrayRecord, update: ClientUpdate, model: ArrayRecord, trained: ArrayRecord) -> ArrayRecord:
+    """model + ‖U‖ Û/‖Û‖ with U = update − sent and Û = trained − model."""
+    length = distance(trained, model)
+    return model if length == 0 else merged(model, [trained], [distance(update.arrays, sent) / length])
+
+
+def _too_far_back(rounds: Sequence[PastRound], first: int) -> str:
+    since = rounds[first]
+    oldest = next((past for past in rounds if past.stored), None)
+    stored = "none is stored" if oldest is None else f"the oldest stored one is round {oldest.round} of {oldest.stage}"
+    return (
+        f"FedEraser needs the updates from round {since.round} of {since.stage} on, in which the client first took "
+        f"part; {stored}"
+    )

@@ -1,0 +1,128 @@
+"""FedOSD on the server: an unlearning update orthogonal to the other clients' updates, and no way back afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from strategies import message_keys
+from strategies.arrays import Mean, blocks, store, view
+from strategies.protocols.base import Answer, ByUnlearning, Served
+from strategies.protocols.federaser import Train
+from strategies.protocols.update_history import History
+
+_LEAST = 1e-6
+"""Share of an update's length that must be left of it; less is rounding."""
+_BEFORE, _SINCE = "before", "since"
+
+
+def orthogonal_update(arrays: ArrayRecord, unlearned: ArrayRecord, others: Sequence[ArrayRecord]) -> ArrayRecord | None:
+    """φ + d, d being the direction nearest to u = φ_u − φ that is orthogonal to each a_i = φ_i − φ, as long as u.
+
+    Pan et al. 2025 (arXiv:2412.20200), with updates in place of gradients: d ∝ u − Aᵀ (A Aᵀ)⁺ A u with the a_i as rows
+    of A. All arrays together are one vector, in float64, block by block. None where less than a millionth of u is left.
+    """
+    gram, along, length = np.zeros((len(others), len(others))), np.zeros(len(others)), 0.0
+    for _, _, u, a in _differences(arrays, unlearned, others):
+        gram += a @ a.T
+        along += a @ u
+        length += float(u @ u)
+    shares = np.linalg.pinv(gram, rcond=1e-12, hermitian=True) @ along
+    left = sum(float(d @ d) for d in (u - shares @ a for _, _, u, a in _differences(arrays, unlearned, others)))
+    if left <= _LEAST**2 * length:
+        return None
+    stretch = math.sqrt(length / left)
+    result = {name: np.empty(view(array).size, view(array).dtype) for name, array in arrays.items()}
+    for name, block, u, a in _differences(arrays, unlearned, others):
+        store(result[name], block, view(arrays[name]).reshape(-1)[block] + stretch * (u - shares @ a))
+    return ArrayRecord({name: Array(flat.reshape(view(arrays[name]).shape)) for name, flat in result.items()})
+
+
+def _differences(arrays: ArrayRecord, one: ArrayRecord, others: Sequence[ArrayRecord]):
+    """(name, block, one − arrays (b,), others − arrays (k, b)) of all blocks, float64."""
+    for name, array in arrays.items():
+        base, first = (view(x).reshape(-1) for x in (array, one[name]))
+        rows = [view(other[name]).reshape(-1) for other in others]
+        for block in blocks(base.size):
+            start = base[block].astype(np.float64)
+            yield name, block, first[block] - start, np.array([row[block] - start for row in rows])
+
+
+class FedOSDProtocol(ByUnlearning):
+    """The asking clients unlearn (message type `train.unlearn`); the others train for `epochs` from the same model, and
+    the merged unlearning update is made orthogonal to each of theirs.
+
+    For `recovery` rounds from then on, that of the exchange included (None: as long as there are any), the update that
+    FedFT makes of the model, g = φ' − φ, is projected onto the normal plane of v = φ − φ₀, φ₀ being the model before
+    the newest unlearning, and keeps its length: g ← ‖g‖ ĝ/‖ĝ‖, ĝ = g − (⟨g, v⟩/‖v‖²) v. So it does not go back there.
+
+    `others`: the clients that may train now.
+    """
+
+    def __init__(
+        self,
+        others: Callable[[], Sequence[int]],
+        *,
+        epochs: int = 1,
+        recovery: int | None = None,
+        mean: Mean | None = None,
+        history: History | None = None,
+        summed: bool = False,
+    ) -> None:
+        super().__init__(mean, history, summed=summed)
+        if epochs < 1 or (recovery is not None and recovery < 0):
+            raise ValueError(f"expected epochs >= 1 and recovery >= 0, got {epochs} and {recovery}")
+        self._others, self._epochs, self._recovery = others, epochs, recovery
+        self._before: ArrayRecord | None = None
+        self._since = 0
+
+    @property
+    def privately(self) -> bool:
+        """Never: it goes by single clients' updates."""
+        return False
+
+    def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
+        """The model after the orthogonal update; all are refused where no other client answers, or nothing is left."""
+        asking = {answer.client for answer in answers}
+        clients = [client for client in self._others() if client not in asking]
+        settings = {message_keys.EPOCHS: self._epochs, message_keys.STAGE: f"orthogonal/{server_round}"}
+        replies = [verdict.reply for verdict in train(clients, arrays, settings)] if clients else []
+        models = [next(iter(reply.content.array_records.values())) for reply in replies if reply is not None]
+        if not models:
+            return _refused(arrays, asking, "FedOSD: no other client trained beside those that unlearn")
+        served = super().serve(server_round, arrays, answers, train)
+        new = orthogonal_update(arrays, served.arrays, models)
+        if new is None:
+            return _refused(arrays, asking, "FedOSD: the unlearning lies within what the other clients learn")
+        self._before, self._since = arrays, server_round
+        return Served(new, served.info, {})
+
+    def after_training(self, server_round: int, before: ArrayRecord, after: ArrayRecord) -> ArrayRecord:
+        """`after`, without going back to the model before the unlearning."""
+        over = self._recovery is not None and server_round >= self._since + self._recovery
+        if self._before is None or over:
+            return after
+        return orthogonal_update(before, after, [self._before]) or after
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """The model before the newest unlearning and its round; empty before the first."""
+        if self._before is None:
+            return {}
+        kept = {f"{_BEFORE}/{name}": view(array) for name, array in self._before.items()}
+        return {**kept, _SINCE: np.array([self._since], dtype=np.int64)}
+
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
+        """Continue from what `state_dict` gave."""
+        arrays = {name.removeprefix(f"{_BEFORE}/"): array for name, array in state.items() if name != _SINCE}
+        self._before = (
+            ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()}) if state else None
+        )
+        self._since = int(state[_SINCE][0]) if state else 0
+
+
+def _refused(arrays: ArrayRecord, clients: set[int], reason: str) -> Served:
+    return Served(arrays, {}, dict.fromkeys(sorted(clients), reason))

@@ -1,0 +1,503 @@
+"""FedTU: the targeted-unlearning exchange on top of any Flower strategy."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies import message_keys
+from strategies.arrays import fingerprint, finite, view, with_dtypes_of
+from strategies.client_update import ClientUpdate
+from strategies.errors import FederationError, NodeMapError
+from strategies.flower_internals import AggregationError, log
+from strategies.protocols.base import Answer, ByUnlearning, UnlearningProtocol
+from strategies.replies import ReplyCheck, metrics_of
+from strategies.rounds.callbacks import Listener, Listeners
+from strategies.rounds.client_selection import Drawing, further
+from strategies.rounds.exchange import Exchanges, Keys
+from strategies.rounds.nodes import NodeMap, OrderedGrid, seeded
+from strategies.rounds.options import Options
+from strategies.rounds.reply_stream import Arrivals, arriving
+from strategies.rounds.request_source import RequestList, RequestSource, UnlearnRequest, by_client, config_of
+from strategies.rounds.run_state import Evaluate, Run, keep_metrics, part_of
+from strategies.rounds.strategy_proxy import WrappingStrategy
+from strategies.secure import stage_keys
+from strategies.secure.exchange import moved
+from strategies.secure.server import Summed
+
+__all__ = [
+    "FedTU",
+    "FederationError",
+    "Listener",
+    "Listeners",
+    "NodeMap",
+    "NodeMapError",
+    "Options",
+    "RequestList",
+    "RequestSource",
+    "UnlearnRequest",
+]
+
+SERVING, CLOCK, SAMPLING, UNLEARNED = "serving/", "clock/", "sampling/", "unlearned/round"
+"""In a state, before the names of what the serving keeps, a simulated clock, and the sampling; where updates are
+compressed, the newest round with an exchange that served something."""
+
+
+class FedTU(WrappingStrategy):
+    """Rounds of FedTU, FedFT and evaluation around `inner`, which may be any Flower strategy.
+
+    In a round with pending requests only the clients that asked are addressed first, and their requests are served as
+    `serving` says (Oblivionis eq. 6). Then `inner` samples clients, which start from the new model, and aggregates. Bad
+    answers never reach a model: see `strategies.replies.judge`. A round without a valid answer leaves the model and the
+    state of `inner` as they are.
+
+    `requests`: where deletion requests come from (None: there are none). With `options.secure` they take
+    `options.cover`.
+    `serving`: how they are served (None: by the asking clients' unlearning, and nothing is remembered).
+    `listener`: hooks for progress and checkpoints.
+    `nodes`: share one `NodeMap` between all FedTU of a process, so that each node is asked for its partition once.
+    `eligible`: which partitions may be sampled for FedFT.
+    `evaluate_after_unlearn`: called with (round, arrays) on the model right after unlearning.
+
+    Flower's FedAvgM computes with its own copy of the model, `current_arrays`, and would undo the unlearning; whatever
+    keeps such an ArrayRecord gets the current model before each round. Strategies that change the arrays' dtype
+    (Flower's FedAdam makes float64) have their result cast back.
+    """
+
+    asynchronous: ClassVar[bool] = False
+    """Whether rounds go by `options.buffer`."""
+    own_state: ClassVar[tuple[str, ...]] = (SERVING, CLOCK, SAMPLING, UNLEARNED)
+    """How names in a state begin that are not of `inner`."""
+
+    def __init__(
+        self,
+        inner: Strategy,
+        *,
+        requests: RequestSource | None = None,
+        serving: UnlearningProtocol | None = None,
+        listener: Listener | None = None,
+        nodes: NodeMap | None = None,
+        eligible: Callable[[int], bool] | None = None,
+        evaluate_after_unlearn: Evaluate | None = None,
+        options: Options | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._requests = RequestList() if requests is None else requests
+        if not isinstance(self._requests, RequestSource):
+            raise TypeError(
+                f"requests is of type {type(self._requests).__name__}, expected a subclass of RequestSource"
+            )
+        self._serving = ByUnlearning() if serving is None else serving
+        self._listener = Listener() if listener is None else listener
+        self._nodes = NodeMap() if nodes is None else nodes
+        self._eligible = eligible
+        self._evaluate_after_unlearn = evaluate_after_unlearn
+        self._options = Options() if options is None else options
+        known = self._adapted
+        self._keys = Keys(known.arrayrecord_key, known.configrecord_key, known.weighted_by_key)
+        self._arrivals: Arrivals | None = None
+        self._clock: dict[str, np.ndarray] = {}
+        self._unlearned: int | None = None
+        self._reset = self._options.server_state_on_unlearn == "reset"
+        if (self._options.buffer is not None) != self.asynchronous:
+            raise ValueError("options.buffer is for BufferedFedTU, and BufferedFedTU for options.buffer")
+        if self._options.private_mean is not None and not self._serving.privately:
+            raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
+        if self._options.secure is not None and not self._options.cover and requests is not None:
+            raise ValueError("requests are served among clients that cover them (secure): cover must say how many")
+        if self._reset and not known.can_reset:
+            log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        o = self._options
+        text = "\t├──> FedTU: stage %s, seed %d, server state on unlearn: %s"
+        log(INFO, text, o.stage, o.seed, o.server_state_on_unlearn)
+        super().summary()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The state of `inner`, beside it those of the serving, a clock and the sampling behind their prefixes."""
+        clock = self._clock if self._arrivals is None else self._arrivals.state_dict()
+        parts = {SERVING: self._serving.state_dict(), CLOCK: clock}
+        if self._options.sampling is not None:
+            parts[SAMPLING] = self._options.sampling.state_dict()
+        own = {prefix + name: values for prefix, part in parts.items() for name, values in part.items()}
+        if self._options.compression is not None:
+            own[UNLEARNED] = np.array([self._unlearned or 0])
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from what `state_dict` gave. Raises ValueError when one of its parts cannot be taken."""
+        own = (SERVING, CLOCK, UNLEARNED, *(() if self._options.sampling is None else (SAMPLING,)))
+        super().load_state_dict({name: values for name, values in state.items() if not name.startswith(own)})
+        self._serving.load_state_dict(part_of(state, SERVING))
+        self._clock = part_of(state, CLOCK)
+        self._unlearned = int(state[UNLEARNED].item()) if UNLEARNED in state else None
+        if self._options.sampling is not None:
+            self._options.sampling.load_state_dict(part_of(state, SAMPLING))
+
+    def go_on_from(self, state: Mapping[str, np.ndarray]) -> None:
+        """Begin with the state of `inner`, its moments, in `state`, what `state_dict` gave at the end of another stage.
+
+        What the other stage knew of its own exchanges is left out. Raises ValueError when `inner` cannot take it.
+        """
+        super().load_state_dict({name: values for name, values in state.items() if not name.startswith(self.own_state)})
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+        *,
+        start_round: int = 1,
+    ) -> Result:
+        """Run rounds `start_round` to `num_rounds` from `initial_arrays`; `timeout` in seconds per exchange.
+
+        To resume after round t pass that checkpoint's arrays, `load_state_dict` its state, and `start_round=t + 1`; the
+        initial evaluation (round 0) is then left out. Raises `NodeMapError`, Flower's AggregationError.
+        """
+        if start_round < 1:
+            raise ValueError(f"start_round is {start_round}, expected at least 1")
+        run = Run(
+            self._exchanges(grid, timeout),
+            OrderedGrid(grid, self._nodes, self._eligible),
+            dict(train_config or {}),
+            dict(evaluate_config or {}),
+            evaluate_fn,
+            num_rounds,
+            Result(arrays=initial_arrays),
+        )
+        self._barrier(run, start_round if self._unlearned is None else self._unlearned)
+        self.summary()
+        if evaluate_fn is not None and start_round == 1:
+            self._evaluate(evaluate_fn, 0, "initial", initial_arrays, run.result)
+        if self._arrivals is not None:
+            self._nodes.engaged = self._arrivals.engaged
+        try:
+            run.result.arrays = self._rounds(run, start_round, initial_arrays)
+        finally:
+            self._nodes.engaged = lambda: ()
+        return run.result
+
+    def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
+        stage, seed = self._options.stage, self._options.seed
+        numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
+        if self._options.one_by_one:
+            self._arrivals = arriving(grid, self._nodes.client_of, timeout, self._options.durations, self._clock)
+        common = (grid, self._nodes, self._listener, self._keys, stage, seed, timeout)
+        late = self._arrivals, self._options.deadline
+        forms = self._options.fitting, self._options.compression
+        return Exchanges(*common, self._adapted.needs_steps, numbers, bounds, secure, *late, *forms)
+
+    def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
+        """All planned rounds, and further ones while requests are pending: the final model."""
+        for server_round in range(start_round, run.num_rounds + self._options.extra_rounds + 1):
+            waiting = list(self._requests.pending(server_round))
+            if server_round > run.num_rounds and not waiting:
+                break
+            arrays = self._round(run, server_round, arrays, waiting, list(self._requests.again(server_round)))
+        return arrays
+
+    def _round(
+        self,
+        run: Run,
+        server_round: int,
+        arrays: ArrayRecord,
+        waiting: Sequence[UnlearnRequest],
+        again: Sequence[UnlearnRequest],
+    ) -> ArrayRecord:
+        began = time.monotonic()
+        self._listener.round_started(server_round, max(run.num_rounds, server_round))
+        run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
+        if waiting or again or self._requests.cover_due(server_round):
+            unlearn = self._unlearn_covered if self._options.cover else self._unlearn
+            arrays, served = unlearn(run, server_round, arrays, waiting, again)
+            if served:
+                self._barrier(run, server_round)
+                self._installed(run, server_round)
+                if waiting and self._evaluate_after_unlearn is not None:
+                    self._evaluate(self._evaluate_after_unlearn, server_round, "after_unlearn", arrays)
+                self._listener.checkpoint(server_round, "after_unlearn", arrays, self.state_dict())
+        arrays, metrics = self._train(run, server_round, arrays)
+        self._evaluate_on_clients(run, server_round, arrays)
+        if run.evaluate_fn is not None:
+            self._evaluate(run.evaluate_fn, server_round, "round", arrays, run.result)
+        if self._options.durations is not None and self._arrivals is not None:
+            self._listener.clock(self._arrivals.now)
+        self._listener.checkpoint(server_round, "round", arrays, self.state_dict())
+        self._listener.round_completed(server_round, arrays, metrics, time.monotonic() - began)
+        return arrays
+
+    def _barrier(self, run: Run, server_round: int) -> None:
+        """From now on nothing counts that clients kept back of updates of a round before this one."""
+        self._unlearned = server_round
+        if self._options.compression is not None:
+            run.train_config[message_keys.UNLEARNED_ROUND] = server_round
+
+    def _installed(self, run: Run, server_round: int) -> None:
+        """A FedTU exchange made the model that the round goes on with; nobody is training meanwhile."""
+
+    def _unlearn(
+        self,
+        run: Run,
+        server_round: int,
+        arrays: ArrayRecord,
+        waiting: Sequence[UnlearnRequest],
+        again: Sequence[UnlearnRequest],
+    ) -> tuple[ArrayRecord, bool]:
+        """The FedTU exchange: the new arrays, and whether any request was served, for the first time or `again`."""
+        known = {r.request_id for r in again}
+        asking = by_client([*waiting, *again])
+        expected = arrays if self._serving.models_travel else None
+        messages = self._demands(run, server_round, expected, asking, known)
+        good: list[Answer] = []
+        for verdict in run.exchanges.hold("unlearn", server_round, messages, expected):
+            asked = asking[verdict.partition]
+            if verdict.reply is not None:
+                good.append(self._answer(verdict.partition, verdict.reply, asked))
+                continue
+            for request in asked:
+                if request.request_id not in known:
+                    self._requests.failed(request, server_round, verdict.reason)
+        if not good:
+            return arrays, False
+        train_again = partial(run.exchanges.train_again, server_round, run.train_config)
+        private = self._options.private_mean
+        if private is None:
+            served = self._serving.serve(server_round, arrays, good, train_again)
+        else:
+            served = self._serving.serve_privately(server_round, arrays, good, private, asked=len(messages))
+        for client, reason in served.refused.items():
+            run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
+            self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
+        told = [self._note_served(server_round, asking[c], known, info) for c, info in served.info.items()]
+        if any(told) and self._reset:
+            self._adapted.reset_state()
+        return served.arrays, bool(served.info)
+
+    def _unlearn_covered(
+        self,
+        run: Run,
+        server_round: int,
+        arrays: ArrayRecord,
+        waiting: Sequence[UnlearnRequest],
+        again: Sequence[UnlearnRequest],
+    ) -> tuple[ArrayRecord, bool]:
+        """The FedTU exchange as a secure sum over those that ask and others that cover them; returns as `_unlearn`."""
+        known = {r.request_id for r in again}
+        asking = by_client([*waiting, *again])
+        messages = self._demands(run, server_round, arrays, asking, known)
+        messages += self._covers(run, server_round, arrays, asking)
+        private = self._options.private_mean
+        if private is not None:
+            private.announce("unlearn", server_round, len(messages), None)
+        each = self._options.cover_each or private is not None
+        hidden = self._requests.hidden
+        if len(messages) < self._options.cover:
+            text = "%d clients can take part, %d are to cover those that ask to forget"
+            run.exchanges.warn(server_round, text, len(messages), self._options.cover)
+            if hidden:
+                return arrays, False
+        summed = run.exchanges.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=hidden)
+        for client in set(asking) & {run.exchanges.partition(m) for m in messages} - set(summed.survivors):
+            reason = summed.left_out.get(client, summed.fault)
+            for request in [r for r in asking[client] if r.request_id not in known]:
+                self._requests.failed(request, server_round, reason)
+        first = [self._note_served(server_round, asking[c], known, {}) for c in asking if c in summed.survivors]
+        changed = not summed.fault and summed.weight > 0
+        new = moved(arrays, summed.update if each else summed.update / summed.weight) if changed else arrays
+        if hidden and summed.terms is not None:
+            self._note_cover(server_round, summed, arrays, new)
+        if changed and (any(first) or not asking) and self._reset:
+            self._adapted.reset_state()
+        return new, changed
+
+    def _note_cover(self, server_round: int, summed: Summed, before: ArrayRecord, after: ArrayRecord) -> None:
+        """Tell a source that does not know who asks what became of an exchange."""
+        assert summed.terms is not None
+        session = summed.terms.session
+        commitments = {client: str(told.get(stage_keys.COMMITMENT, "")) for client, told in summed.told.items()}
+        if summed.fault:
+            self._requests.cover_failed(server_round, session, commitments, summed.fault)
+            return
+        models = fingerprint(before), fingerprint(after)
+        self._requests.covered(server_round, session, commitments, summed.survivors, *models, summed.weight)
+
+    def _covers(
+        self, run: Run, server_round: int, arrays: ArrayRecord, asking: Mapping[int, Sequence[UnlearnRequest]]
+    ) -> list[Message]:
+        """Messages to clients drawn among those that may train, until the exchange goes to `cover` of them."""
+        others = [n for n in run.eligible.get_node_ids() if self._nodes.partition(n) not in asking]
+        missing = max(0, self._options.cover - sum(client in run.partition_to_node for client in asking))
+        with seeded(self._options.seed, self._options.stage, server_round, "cover"):
+            drawn = random.sample(others, min(missing, len(others)))
+        messages = []
+        for node in drawn:
+            config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
+            config[message_keys.COVER] = True
+            content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
+            messages.append(Message(content, dst_node_id=node, message_type=self._serving.message_type))
+        return messages
+
+    def _demands(
+        self,
+        run: Run,
+        server_round: int,
+        model: ArrayRecord | None,
+        asking: Mapping[int, Sequence[UnlearnRequest]],
+        known: Collection[str],
+    ) -> list[Message]:
+        """A message to every connected client that asks; the requests of the others fail, but for the `known` ones."""
+        records = {} if model is None else {self._keys.arrays: model}
+        records |= self._serving.beside(asking)
+        messages = []
+        for client, asked in asking.items():
+            node = run.partition_to_node.get(client)
+            if node is None:
+                new = [r for r in asked if r.request_id not in known]
+                if new:
+                    run.exchanges.warn(server_round, "client %d asks to forget but is not connected", client)
+                    self._fail(server_round, client, new, "not connected")
+                continue
+            named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
+            stage = self._options.stage
+            log(INFO, "[%s] round %d: client %d is asked to forget: %s", stage, server_round, client, named)
+            config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
+            config.update(config_of(asked))
+            if self._options.cover:
+                config[message_keys.COVER] = True
+            content = RecordDict({**records, self._keys.config: config})
+            messages.append(Message(content, dst_node_id=node, message_type=self._serving.message_type))
+        return messages
+
+    def _answer(self, client: int, reply: Message, asked: Sequence[UnlearnRequest]) -> Answer:
+        model = reply.content.array_records[self._keys.arrays] if self._serving.models_travel else None
+        numbers = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
+        return Answer(client, model, sum(r.num_records for r in asked), numbers)
+
+    def _note_served(
+        self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
+    ) -> bool:
+        """Report requests as served, those of `known` once more; whether any was for the first time."""
+        for request in asked:
+            if request.request_id in known:
+                self._requests.served_again(request, server_round, info)
+            else:
+                self._requests.served(request, server_round, info)
+        return any(request.request_id not in known for request in asked)
+
+    def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
+        """Report requests that fail for another reason than the client's reply."""
+        self._listener.reply(client, False, reason)
+        for request in asked:
+            self._requests.failed(request, server_round, reason)
+
+    def _train(self, run: Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
+        """The FedFT exchange: the new arrays and the clients' averaged metrics."""
+        self.refresh_copies(arrays)
+        verdicts = self._trained(run, server_round, arrays)
+        good = [(v.partition, v.reply) for v in verdicts if v.reply is not None]
+        replies = [reply for _, reply in good]
+        private = self._options.private_mean
+        if private is None or self._options.secure is not None:
+            updates = [ClientUpdate.of(reply.content, self._keys.weight, client) for client, reply in good]
+            self._serving.remember(server_round, arrays, super().state_dict(), updates)
+        elif good:
+            models = [reply.content.array_records[self._keys.arrays] for reply in replies]
+            told = {"clients": len(verdicts), "population": run.drawn_from}
+            mean = private.train(server_round, arrays, models, **told)
+            replies = [private.reply(mean, self._keys.arrays, self._keys.weight)]
+        if not good:
+            return arrays, {}
+        new, metrics = self.inner.aggregate_train(server_round, replies)
+        keep_metrics(metrics, run.result.train_metrics_clientapp, server_round)
+        if new is not None:
+            arrays = self._serving.after_training(server_round, arrays, with_dtypes_of(arrays, new))
+            if not all(finite(view(array)) for array in arrays.values()):
+                stage = self._options.stage
+                raise AggregationError(f"round {server_round}: the aggregated model is not finite; {stage} diverged")
+        return arrays, dict(metrics or {})
+
+    def _trained(self, run: Run, server_round: int, arrays: ArrayRecord) -> list[ReplyCheck]:
+        """Let `inner` sample clients and have them train; their judged replies."""
+        able, least = len(run.eligible.get_node_ids()), max(1, self._adapted.min_train_nodes)
+        if able == 0:
+            run.exchanges.warn(server_round, "no client may be sampled")
+            return []
+        if able < least <= len(run.partition_to_node):  # Flower would wait for ever
+            text = "no training: %d clients may be sampled, at least %d must take part"
+            run.exchanges.warn(server_round, text, able, least)
+            return []
+        private = self._options.private_mean
+        seed = self._options.seed if private is None else private.sampling_seed(self._options.seed)
+        enough = able >= max(least, self._adapted.min_available_nodes)  # else Flower waits for more
+        with seeded(seed, self._options.stage, server_round, "train"), run.eligible.held(enough):
+            config = run.exchanges.config(server_round, run.train_config)
+            messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
+        drawing = None if self._options.sampling is None else self._drawing(server_round)
+        if drawing is not None:
+            messages = self._redirected(run, server_round, drawing, messages, least)
+        wanted = len(messages)
+        with seeded(self._options.seed, self._options.stage, server_round, "oversample"):
+            messages += further(messages, run.eligible.get_node_ids(), self._options.oversample)
+        run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
+        if private is not None and self._options.secure is not None and messages:
+            private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
+        verdicts = run.exchanges.hold("train", server_round, messages, arrays, enough=wanted)
+        if drawing is not None and messages:
+            cuts = drawing.hear(verdicts, run.exchanges.bounds, self._keys.weight)
+            run.exchanges.tell_cuts(server_round, cuts)
+        if messages and not any(verdict.reply is not None for verdict in verdicts):
+            run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
+        return verdicts
+
+    def _drawing(self, server_round: int) -> Drawing:
+        assert self._options.sampling is not None
+        return Drawing(self._options.sampling, (self._options.seed, self._options.stage, server_round, "sampling"))
+
+    def _redirected(
+        self, run: Run, server_round: int, drawing: Drawing, messages: Sequence[Message], least: int
+    ) -> list[Message]:
+        """`messages` to the clients that are drawn; none where they are fewer than `least`."""
+        reach = partial(run.exchanges.reach, server_round, within=self._options.available_within)
+        found = drawing.redirect(messages, run.eligible.partitions(), reach)
+        if len(found) < len(messages):
+            run.exchanges.warn(server_round, "%d clients are there, %d were to train", len(found), len(messages))
+        if len(found) >= least:
+            return found
+        run.exchanges.warn(server_round, "no training: at least %d must take part", least)
+        return []
+
+    def _evaluate_on_clients(self, run: Run, server_round: int, arrays: ArrayRecord) -> None:
+        if self._adapted.fraction_evaluate == 0.0 or not run.eligible.get_node_ids():
+            return
+        with seeded(self._options.seed, self._options.stage, server_round, "evaluate"):
+            config = run.exchanges.config(server_round, run.evaluate_config)
+            messages = list(self.inner.configure_evaluate(server_round, arrays, config, run.eligible))
+        verdicts = run.exchanges.hold("evaluate", server_round, messages, None)
+        replies = [v.reply for v in verdicts if v.reply is not None]
+        metrics = self.inner.aggregate_evaluate(server_round, replies) if replies else None
+        keep_metrics(metrics, run.result.evaluate_metrics_clientapp, server_round)
+
+    def _evaluate(
+        self, evaluate: Evaluate, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
+    ) -> None:
+        began = time.monotonic()
+        self._listener.evaluating(server_round, moment)
+        metrics = evaluate(server_round, arrays)
+        if metrics is not None and result is not None:
+            result.evaluate_metrics_serverapp[server_round] = metrics
+        self._listener.evaluated(server_round, moment, dict(metrics or {}), time.monotonic() - began)

@@ -1,0 +1,315 @@
+"""Answers one after another, in the order in which they come: by the machine's clock, or by one that is simulated."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from strategies import message_keys
+from strategies.replies import answers
+from strategies.rounds.simulated_durations import Durations
+
+EXCHANGE, FLIGHT = "exchange", "flight"
+"""Messages of an exchange that waits for its answers, and of clients that train while others do."""
+_GROUPS = (EXCHANGE, FLIGHT)
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
+_POLLING_SHARE = 0.02
+
+Who = Callable[[Message], int]
+"""The client that a message goes to."""
+
+
+class Pauses:
+    """How long to wait before answers are asked for again: so that asking takes two percent of the time.
+
+    That goes by the quickest question so far, since another one waited for the processor, which clients keep busy in a
+    simulation, or fetched answers: a pause of fifty times that would be spent in vain.
+    """
+
+    def __init__(self) -> None:
+        self._cost = math.inf
+
+    def after(self, cost: float) -> float:
+        """Seconds to wait after a question that took `cost` seconds."""
+        self._cost = min(self._cost, cost)
+        return min(max(self._cost / _POLLING_SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A message on its way, or its answer. `message` is None where only the time is left of it after a resume.
+
+    `since`, `due`: seconds on the clock; the latter is known beforehand on a simulated one alone. `void`: whatever
+    comes is thrown away.
+    """
+
+    client: int
+    group: str
+    message: Message | None
+    since: float
+    due: float = math.inf
+    void: bool = False
+
+
+Arrived = tuple[Sent, Message | None]
+"""What was sent with its answer, None where none came."""
+
+
+class Arrivals(ABC):
+    """Sends messages, and hands out answers as they come. `now`: seconds on its clock."""
+
+    @property
+    @abstractmethod
+    def now(self) -> float: ...
+
+    @abstractmethod
+    def send(self, messages: Sequence[Message], group: str, due: Sequence[float] | None = None) -> list[Sent]:
+        """Send `messages`; `due`: when their answers come, for those that a resumed run sends again."""
+
+    @abstractmethod
+    def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
+        """The answers of `group` that have come at the next moment at which any does, void ones too.
+
+        They are in order of time and client: the first `most` of them, the others follow next time. Empty where nothing
+        is on its way, or nothing has come and nothing comes by `until`, which the clock then says.
+        """
+
+    @abstractmethod
+    def forget(self, sent: Sent) -> None:
+        """Wait for it no more; what may still come is thrown away unseen."""
+
+    @abstractmethod
+    def underway(self, group: str) -> list[Sent]:
+        """What is on its way."""
+
+    def engaged(self) -> Collection[int]:
+        """Node ids of clients that are at work, so that a query would have to wait."""
+        return ()
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """What must last beyond a round; empty for the machine's clock."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
+        """Continue from what `state_dict` gave. Raises ValueError for a state where there is none."""
+        if state:
+            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
+
+
+class RealArrivals(Arrivals):
+    """By the machine's clock, from the moment on at which it is made.
+
+    A message that is lost (the node restarted, the SuperLink refused it) is one whose answer never comes: what is void
+    is believed to be on its way for `patience` seconds.
+    """
+
+    def __init__(self, grid: Grid, who: Who, *, patience: float) -> None:
+        self._grid, self._who, self._patience = grid, who, patience
+        self._began = time.monotonic()
+        self._open: dict[str, Sent] = {}
+        self._unsent: list[Sent] = []
+        self._forgotten: set[str] = set()
+        self._came: list[Arrived] = []
+        self._pauses = Pauses()
+        self._pause = _SHORTEST_PAUSE
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def send(self, messages: Sequence[Message], group: str, due: Sequence[float] | None = None) -> list[Sent]:
+        self._pauses = Pauses()
+        sent = [Sent(self._who(message), group, message, self.now) for message in messages]
+        ids = list(self._grid.push_messages(list(messages))) if messages else []
+        ids += [None] * (len(sent) - len(ids))  # Flower returns none at all for too large messages
+        for one, identifier in zip(sent, ids, strict=True):
+            if identifier is None:
+                self._unsent.append(one)
+            else:
+                self._open[identifier] = one
+        return sent
+
+    def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
+        while True:
+            self._poll()
+            found = [arrived for arrived in self._came if arrived[0].group == group]
+            if found:
+                found = sorted(found, key=lambda arrived: arrived[0].client)[:most]
+                self._came = [arrived for arrived in self._came if arrived not in found]
+                return found
+            if not self.underway(group) or (left := until - self.now) <= 0:
+                return []
+            time.sleep(min(self._pause, left))
+
+    def forget(self, sent: Sent) -> None:
+        self._unsent = [one for one in self._unsent if one is not sent]
+        self._came = [arrived for arrived in self._came if arrived[0] is not sent]
+        for identifier in [i for i, one in self._open.items() if one is sent]:
+            del self._open[identifier]
+            self._forgotten.add(identifier)
+
+    def underway(self, group: str) -> list[Sent]:
+        return [one for one in (*self._open.values(), *self._unsent) if one.group == group]
+
+    def engaged(self) -> Collection[int]:
+        return {one.message.metadata.dst_node_id for one in self._open.values() if one.message is not None}
+
+    def _poll(self) -> None:
+        for one in [one for one in self._open.values() if one.void and self.now - one.since > self._patience]:
+            self.forget(one)
+        if not self._open:
+            return
+        asked = time.monotonic()
+        for reply in self._grid.pull_messages([*self._open, *self._forgotten]):
+            about = reply.metadata.reply_to_message_id
+            self._forgotten.discard(about)
+            if (one := self._open.pop(about, None)) is not None and one.message is not None:
+                self._came.append((one, answers([one.message], [reply])[0][1]))
+        self._pause = self._pauses.after(time.monotonic() - asked)
+
+
+class SimulatedArrivals(Arrivals):
+    """By a clock that `durations` move, for simulations: the order of answers is the same on every run and machine.
+
+    What the clients compute is real and goes on side by side as far as the machine allows; of each answer is waited
+    for when its time comes, for `patience` seconds of real time at most. A client does one thing at a time: what is
+    sent to it while it works begins when that is done, also where nobody waits for the answer any more. An answer that
+    is void is not waited for.
+    """
+
+    def __init__(self, grid: Grid, who: Who, durations: Durations, *, patience: float) -> None:
+        self._grid, self._who, self._durations, self._patience = grid, who, durations, patience
+        self._now = 0.0
+        self._open: list[Sent] = []
+        self._forgotten: set[str] = set()
+
+    @property
+    def now(self) -> float:
+        return self._now
+
+    def send(self, messages: Sequence[Message], group: str, due: Sequence[float] | None = None) -> list[Sent]:
+        if messages:
+            self._grid.push_messages(list(messages))
+        for number, message in enumerate(messages):
+            client = self._who(message)
+            when = self._finish(client, message) if due is None else due[number]
+            self._open.append(Sent(client, group, message, self._now, when))
+        return self._open[len(self._open) - len(messages) :]
+
+    def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
+        underway = self.underway(group)
+        if not underway:
+            return []
+        moment = max(self._now, min(one.due for one in underway))
+        if moment > max(self._now, until):
+            self._now = max(self._now, until)
+            return []
+        self._now = moment
+        found = sorted((one for one in underway if one.due <= moment), key=lambda one: (one.due, one.client))[:most]
+        self._open = [one for one in self._open if one not in found]
+        replies = self._replies([one.message for one in found if one.message is not None and not one.void])
+        for one in found:
+            if one.void and one.message is not None:
+                self._forgotten.add(one.message.metadata.message_id)
+        return [(one, replies.get(id(one.message))) for one in found]
+
+    def forget(self, sent: Sent) -> None:
+        self._open = [one for one in self._open if one is not sent]
+        if sent.message is not None:
+            self._forgotten.add(sent.message.metadata.message_id)
+
+    def underway(self, group: str) -> list[Sent]:
+        return [one for one in self._open if one.group == group]
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """The time, and until when clients work for nothing: (client, group, due) each."""
+        void = [(one.client, _GROUPS.index(one.group), one.due) for one in self._open if one.void]
+        return {"now": np.array([self._now]), "void": np.array(void, dtype=np.float64).reshape(-1, 3)}
+
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
+        """Continue from what `state_dict` gave; empty: from the beginning."""
+        self._now = float(state["now"][0]) if state else 0.0
+        rows = state["void"].tolist() if state else []
+        self._open = [Sent(int(c), _GROUPS[int(g)], None, self._now, due, void=True) for c, g, due in rows]
+
+    def _finish(self, client: int, message: Message) -> float:
+        config = message.content.config_records.get(message_keys.CONFIG, {})
+        stage, server_round = str(config.get(message_keys.STAGE, "")), int(config.get(message_keys.SERVER_ROUND, 0))  # type: ignore[arg-type]
+        free = max((one.due for one in self._open if one.client == client), default=self._now)
+        seconds = self._durations.seconds(stage, message.metadata.message_type, client, server_round)
+        return max(free, self._now) + seconds
+
+    def _replies(self, messages: Sequence[Message]) -> dict[int, Message | None]:
+        """The answers to `messages`, by the identity of these."""
+        missing = {message.metadata.message_id for message in messages}
+        received: list[Message] = []
+        deadline = time.monotonic() + self._patience
+        pauses = Pauses()
+        while missing:
+            asked = time.monotonic()
+            for reply in self._grid.pull_messages([*missing, *self._forgotten]):
+                about = reply.metadata.reply_to_message_id
+                self._forgotten.discard(about)
+                if about in missing:
+                    missing.discard(about)
+                    received.append(reply)
+            if not missing or time.monotonic() >= deadline:
+                break
+            time.sleep(pauses.after(time.monotonic() - asked))
+        self._forgotten |= missing
+        return {id(message): reply for message, reply in answers(messages, received)}
+
+
+def arriving(
+    grid: Grid, who: Who, patience: float, durations: Durations | None, state: Mapping[str, NDArray]
+) -> Arrivals:
+    """By a clock that `durations` move, from `state` on; by the machine's where there are none."""
+    if durations is None:
+        return RealArrivals(grid, who, patience=patience)
+    arrivals = SimulatedArrivals(grid, who, durations, patience=patience)
+    arrivals.load_state_dict(state)
+    return arrivals
+
+
+def collect(
+    arrivals: Arrivals,
+    messages: Sequence[Message],
+    until: float,
+    enough: int,
+    *,
+    progress: Callable[[int], None] = lambda count: None,
+    too_late: Callable[[int], None] = lambda client: None,
+) -> tuple[list[tuple[Message, Message | None]], list[Message]]:
+    """Send `messages` and wait until `enough` answers without an error have come, or the clock says `until`.
+
+    Returns what came, answers that come at the same moment together, and the messages that are not waited for any more.
+    `progress` is told how many have come, `too_late` the client of each answer to an earlier exchange, which counts for
+    nothing.
+    """
+    underway = set(arrivals.send(messages, EXCHANGE))
+    came: list[tuple[Message, Message | None]] = []
+    good = 0
+    while underway and good < enough and (found := arrivals.wait(until, EXCHANGE)):
+        for sent, reply in found:
+            if sent not in underway or sent.message is None:
+                too_late(sent.client)
+                continue
+            underway.discard(sent)
+            came.append((sent.message, reply))
+            good += reply is not None and not reply.has_error()
+        progress(len(came))
+    for sent in underway:
+        sent.void = True
+    return came, [sent.message for sent in _in_order(underway) if sent.message is not None]
+
+
+def _in_order(sent: Iterable[Sent]) -> list[Sent]:
+    return sorted(sent, key=lambda one: one.client)

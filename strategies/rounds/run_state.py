@@ -1,0 +1,45 @@
+"""What stays the same during one run of FedTU's rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from strategies import message_keys
+from strategies.rounds.exchange import Exchanges
+from strategies.rounds.nodes import OrderedGrid
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """What in a state has names with `prefix`, without it."""
+    return {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
+
+
+def keep_metrics(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:
+    """Enter averaged metrics into `results`; a partition id is no metric."""
+    if metrics is not None:
+        metrics.pop(message_keys.PARTITION_ID, None)
+        results[server_round] = metrics
+
+
+@dataclass
+class Run:
+    """What stays the same during one `start`, and who is connected in the present round."""
+
+    exchanges: Exchanges
+    eligible: OrderedGrid
+    train_config: dict[str, Any]
+    evaluate_config: dict[str, Any]
+    evaluate_fn: Evaluate | None
+    num_rounds: int
+    result: Result
+    partition_to_node: Mapping[int, int] = field(default_factory=dict)
+    drawn_from: int = 0
+    """Of how many clients those were drawn that train in the present round, at least."""

@@ -1,0 +1,86 @@
+"""A Flower grid some of whose nodes vanish in each round and return in the next, to see what a federation survives."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+from strategies import message_keys
+from strategies.flower_internals import NODE_UNAVAILABLE, SUPERLINK_NODE_ID, set_message_id, set_sender
+from strategies.rounds.grid_proxy import PassingGrid
+
+
+class ChurningGrid(PassingGrid):
+    """Passes everything on to `grid`, but for the nodes that are away.
+
+    With the first message of each round of a stage, `share` of the connected nodes (rounded, drawn by `seed`, stage and
+    round in the order of node ids) go away, and those of the round before return. Of the messages to nodes that are
+    away, one half never arrive; the others do and are answered, but the answer is lost. Either way the sender gets
+    Flower's error for an unavailable node. Nodes that are away are not listed.
+    """
+
+    def __init__(self, grid: Grid, share: float, seed: int) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"share is {share}, expected 0 <= share < 1")
+        super().__init__(grid)
+        self._share, self._seed = share, seed
+        self._moment: tuple[object, object] | None = None
+        self._away: frozenset[int] = frozenset()
+        self._lost: dict[str, Message] = {}
+        self._unsent: set[str] = set()
+        self._numbers = itertools.count(1)
+
+    def get_node_ids(self) -> list[int]:
+        """Node ids of those that are not away."""
+        return [node for node in self._grid.get_node_ids() if node not in self._away]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send `messages`; their ids, also of those that get lost."""
+        messages = list(messages)
+        for message in messages:
+            self._pass_time(message)
+        lost = [m for m in messages if m.metadata.dst_node_id in self._away]
+        never = {id(m) for m in lost if self._random("never", m.metadata.dst_node_id).random() < 0.5}
+        sent = [m for m in messages if id(m) not in never]
+        known = dict(zip(map(id, sent), self._grid.push_messages(sent), strict=True)) if sent else {}
+        for message in lost:
+            identifier = known.setdefault(id(message), f"lost-{next(self._numbers)}")
+            set_message_id(message, identifier)
+            self._lost[identifier] = message
+            if id(message) in never:
+                self._unsent.add(identifier)
+        return [known[id(message)] for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Answers that there are, with errors in place of those that are lost."""
+        asked = list(message_ids)
+        unsent = [i for i in asked if i in self._unsent]
+        there = [i for i in asked if i not in self._unsent]
+        found = list(self._grid.pull_messages(there)) if there else []
+        answers = [m for m in found if m.metadata.reply_to_message_id not in self._lost]
+        gone = unsent + [i for m in found if (i := m.metadata.reply_to_message_id) in self._lost]
+        for identifier in gone:
+            self._unsent.discard(identifier)
+            error = Message(Error(NODE_UNAVAILABLE, "Node unavailable"), reply_to=self._lost.pop(identifier))
+            set_sender(error, SUPERLINK_NODE_ID)
+            answers.append(error)
+        return answers
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError("wrap a ChurningGrid in a grid that waits for answers")
+
+    def _pass_time(self, message: Message) -> None:
+        """With the first message of a round others are away."""
+        config = message.content.config_records.get(message_keys.CONFIG, {})
+        moment = config.get(message_keys.STAGE), config.get(message_keys.SERVER_ROUND)
+        if None not in moment and moment != self._moment:
+            self._moment = moment
+            nodes = sorted(self._grid.get_node_ids())
+            self._away = frozenset(self._random("away").sample(nodes, round(self._share * len(nodes))))
+
+    def _random(self, *labels: object) -> random.Random:
+        return random.Random("/".join(map(str, (self._seed, "churn", self._moment, *labels))))

@@ -1,0 +1,145 @@
+"""How much one client may count: its weight is capped, an update too long is shortened, an impossible one refused."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, MetricRecord
+
+from strategies.arrays import distance, merged, norm
+from strategies.replies import ReplyCheck, metrics_of
+
+AVERAGED = ("train", "evaluate")
+"""The kinds of exchanges whose replies are averaged with the clients' weights."""
+
+_ROUNDING = 1e-12
+
+Records = Callable[[int], int | None]
+"""Client → how many records it has at most, None where nobody knows."""
+Longest = Callable[[str, int, float], float]
+"""(kind of exchange, client, ‖φ‖ of the model that was sent) → no honest update can be longer, as an L2 norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """What was cut of one reply: `what` is `weight` or `norm`, `told` what came, `used` what counts."""
+
+    client: int
+    what: str
+    told: float
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is done with the judged replies of an exchange before anything is aggregated.
+
+    `records`: a weight above a client's records is lowered to them.
+    `max_weight_share`: no client gets a larger share of an average, as far as there are enough others for that.
+    `longest`: a reply whose update φ_k − φ is longer is refused. `max_update_norm`: an update that is more than so many
+    times as long as the (lower) median of the round is shortened to that, but never below `free_share` of `longest`.
+    None: updates of any length are taken. Raises ValueError for values out of range.
+    """
+
+    records: Records = lambda client: None
+    longest: Longest = lambda kind, client, length: math.inf
+    max_weight_share: float = 1.0
+    max_update_norm: float | None = None
+    free_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_weight_share <= 1:
+            raise ValueError(f"max_weight_share is {self.max_weight_share}, expected above 0 and at most 1")
+        if self.max_update_norm is not None and not self.max_update_norm >= 1:
+            raise ValueError(f"max_update_norm is {self.max_update_norm}, expected at least 1")
+
+    def apply(
+        self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord | None, arrays_key: str, weight_key: str
+    ) -> tuple[list[ReplyCheck], list[Clipped]]:
+        """The verdicts with what is left of the replies, which are changed in place, and what was cut of them.
+
+        `sent`: the model that the clients started from, None where none comes back.
+        """
+        found, cuts = list(verdicts), list[Clipped]()
+        if sent is not None and self.max_update_norm is not None:
+            found, cuts = self._shortened(kind, found, sent, arrays_key)
+        weights = {v.partition: _weight(v, weight_key) for v in found if v.reply is not None}
+        allowed = self.weights(weights, shared=kind in AVERAGED)
+        for verdict in found:
+            if verdict.reply is not None and allowed[verdict.partition] != weights[verdict.partition]:
+                told, used = weights[verdict.partition], allowed[verdict.partition]
+                set_weight(verdict, weight_key, used)
+                cuts.append(Clipped(verdict.partition, "weight", told, used))
+        return found, cuts
+
+    def weights(self, told: Mapping[int, float], *, shared: bool = True) -> dict[int, float]:
+        """What clients count of the weights that they told; `shared`: they share one average."""
+        capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in told.items()}
+        return self.shared(capped) if shared else capped
+
+    def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
+        """`weights` of one average, none of them with more than the largest share that a client may have."""
+        return _with_shares(weights, self.max_weight_share) if len(weights) > 1 else dict(weights)
+
+    def _shortened(
+        self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord, arrays_key: str
+    ) -> tuple[list[ReplyCheck], list[Clipped]]:
+        found, cuts, length = list[ReplyCheck](), list[Clipped](), norm(sent)
+        lengths, most = dict[int, float](), dict[int, float]()
+        for verdict in verdicts:
+            client = verdict.partition
+            if verdict.reply is None:
+                found.append(verdict)
+                continue
+            told = distance(verdict.reply.content.array_records[arrays_key], sent)
+            most[client] = self.longest(kind, client, length)
+            if told <= most[client]:
+                lengths[client] = told
+                found.append(verdict)
+            else:
+                reason = f"its update has the length {told:.3g}; no training here can give one above {most[client]:.3g}"
+                found.append(ReplyCheck(client, None, reason))
+        if kind != "train" or len(lengths) < 2 or self.max_update_norm is None:
+            return found, cuts
+        usual = self.max_update_norm * statistics.median_low(lengths.values())
+        for verdict in found:
+            if verdict.reply is None:
+                continue
+            limit = max(usual, self.free_share * most[verdict.partition])
+            if (told := lengths[verdict.partition]) > limit:
+                content = verdict.reply.content
+                content[arrays_key] = merged(sent, [content.array_records[arrays_key]], [limit / told])
+                cuts.append(Clipped(verdict.partition, "norm", told, limit))
+        return found, cuts
+
+
+def _with_shares(weights: Mapping[int, float], most: float) -> dict[int, float]:
+    """`weights` lowered so that none is more than `most` of their sum; all are equal where that cannot be."""
+    if most * len(weights) <= 1:
+        return dict.fromkeys(weights, min(weights.values()))
+    order = sorted(weights, key=lambda c: -weights[c])
+    limit, count = math.inf, 0
+    while count < len(order) and weights[order[count]] > _limit(weights, order, count, most) * (1 + _ROUNDING):
+        count += 1
+        limit = _limit(weights, order, count, most)
+    return {c: limit if c in order[:count] else w for c, w in weights.items()}
+
+
+def _limit(weights: Mapping[int, float], order: Sequence[int], count: int, most: float) -> float:
+    """What the first `count` in `order` may weigh so that each has the share `most` beside the others."""
+    return most * math.fsum(weights[c] for c in order[count:]) / (1 - count * most)
+
+
+def _weight(verdict: ReplyCheck, key: str) -> float:
+    assert verdict.reply is not None
+    return float(metrics_of(verdict.reply)[key])  # type: ignore[arg-type]
+
+
+def set_weight(verdict: ReplyCheck, key: str, weight: float) -> None:
+    """Have a good reply count `weight`, whatever it told."""
+    assert verdict.reply is not None
+    (name, metrics), *_ = verdict.reply.content.metric_records.items()
+    verdict.reply.content[name] = MetricRecord({**metrics, key: weight})

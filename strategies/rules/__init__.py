@@ -1,0 +1,1 @@
+"""Aggregators: how clients' updates become a server step, one file each."""

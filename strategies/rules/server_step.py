@@ -1,0 +1,244 @@
+"""What the aggregators share: the weighted mean in float64, block by block, and moments that can be saved."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from numpy.typing import NDArray
+
+from strategies import message_keys
+from strategies.arrays import Mean, blocks, finite, store, view, weighted_sum
+from strategies.client_update import ClientUpdate, shares
+from strategies.exact_shares import above
+from strategies.flower_internals import AggregationError, log, valid_replies
+
+Floats = NDArray[np.float64]
+
+
+class ServerStep(FlowerFedAvg):
+    """Flower's FedAvg (its sampling, checks and metric averaging) with a server update of its own.
+
+    A subclass overrides `step`, or `combine` where it needs more of the clients' updates than their weighted mean, and
+    names its accumulators in `moments` and its settings in `settings`. The update starts from the arrays that were sent
+    in this round: nothing else is remembered of the global model, so a model that FedTU put in its place is never
+    undone. Moments are kept in the model's dtype (float32 at least).
+
+    Of n clients max(⌊n · fraction_train⌋, min_train_nodes, least) are sampled.
+    `mean`: how the clients' arrays are averaged; None: number by number. Raises ValueError where `takes_mean` is False.
+    """
+
+    moments: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+    needs_steps: ClassVar[bool] = False
+    """Whether every reply must tell the number of local steps, above 0."""
+    can_reset: ClassVar[bool] = True
+    """Whether `reset_state` forgets what was accumulated."""
+    takes_mean: ClassVar[bool] = True
+    """Whether the clients' models are averaged with weights, so that another `mean` can take that one's place."""
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_train_nodes: int = 1,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 1,
+        mean: Mean | None = None,
+        **flower: Any,
+    ) -> None:
+        if mean is not None and not self.takes_mean:
+            raise ValueError(
+                f"{type(self).__name__} combines the clients' numbers by a rule of its own: it takes no mean"
+            )
+        super().__init__(
+            fraction_train=above(fraction_train),
+            min_train_nodes=max(min_train_nodes, self.least),
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+            **flower,
+        )
+        self.fraction_evaluate = fraction_evaluate
+        self._mean = mean
+        self._sent: ArrayRecord | None = None
+        self._moments: dict[str, dict[str, NDArray]] = {}
+
+    @property
+    def least(self) -> int:
+        """Of how many clients the aggregator needs updates; with fewer the model stays as it is. Known before init."""
+        return 1
+
+    @property
+    def client_settings(self) -> dict[str, float]:
+        """What the aggregator tells the clients in each message to train, by the names of `strategies.message_keys`."""
+        return {}
+
+    @abstractmethod
+    def step(
+        self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
+    ) -> tuple[Floats, dict[str, Floats]]:
+        """One block of the server update.
+
+        `previous` is φ_{t-1} (n,), `mean` is what `average` gives (n,) or the mean chosen instead, `moments` the
+        accumulators (n,) each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
+        """
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample clients as Flower does and remember what is sent to them.
+
+        Raises AggregationError with fewer clients than `least`, if that is above 1: Flower would wait for ever.
+        """
+        if self.least > 1 and (nodes := len(list(grid.get_node_ids()))) < self.least:
+            raise AggregationError(
+                f"{type(self).__name__} with {self._values()} needs the updates of {self.least} clients in a round, "
+                f"and {nodes} can take part"
+            )
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def starts_from(self, arrays: ArrayRecord) -> None:
+        """Aggregate updates of `arrays` next, which another than `configure_train` sent."""
+        self._sent = arrays
+
+    def refresh_copies(self, arrays: ArrayRecord) -> None:
+        """Take `arrays` as the current model, which another step made. One that keeps no copy has nothing to do."""
+        return None
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """φ_t and the averaged metrics; (None, None) without a valid reply.
+
+        Raises AggregationError, leaving the moments as they were, when the update is not finite.
+        """
+        valid = valid_replies(self, replies)
+        if not valid:
+            return None, None
+        contents = [message.content for message in valid]
+        if self._sent is None:
+            raise AggregationError("aggregate_train was called before configure_train")
+        arrays = self.aggregate(self._sent, [ClientUpdate.of(c, self.weighted_by_key) for c in contents])
+        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+    def aggregate(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
+        """φ_t from φ_{t-1}, which is `sent`, and the clients' updates; `sent` itself when they are less than `least`.
+
+        Raises as `aggregate_train`, and AggregationError for updates without the number of steps where it is needed.
+        """
+        name = type(self).__name__
+        if len(updates) < self.least:
+            log(WARNING, "%s needs %d updates, got %d: the model stays as it is", name, self.least, len(updates))
+            return sent
+        lacking = [u.partition for u in updates if u.steps is None or not u.steps > 0] if self.needs_steps else []
+        if lacking:
+            raise AggregationError(
+                f"{name} needs the number of local steps (metric {message_keys.TRAIN_STEPS!r}, above 0) of every "
+                f"client; "
+                f"it is missing from {len(lacking)} of {len(updates)} (clients {lacking})"
+            )
+        for key, array in sent.items():
+            shape = tuple(array.shape)
+            if any(view(update.arrays[key]).shape != shape for update in updates):
+                raise AggregationError(f"array {key!r}: the replies do not all have shape {shape}")
+        before = self._moments
+        new = self.combine(sent, updates)
+        for key, array in new.items():
+            if not finite(view(array)):
+                self._moments = before
+                raise AggregationError(f"{name}: the new global {key!r} is not finite; it diverged")
+        return new
+
+    def average(self, updates: Sequence[NDArray], weights: Sequence[float]) -> Floats:
+        """What one block of the clients' updates comes to: their weighted mean in float64.
+
+        Override it for another rule that goes number by number.
+
+        Parameters
+        ----------
+        updates : sequence of K arrays (n,)
+            One flat piece of an update per client, in the dtype in which it came.
+        weights : sequence of K floats
+            α_k = n_k / Σ n_j, above 0; they sum to 1.
+
+        Returns
+        -------
+        array (n,), float64
+        """
+        return weighted_sum(updates, weights)
+
+    def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
+        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their `average`, then `step`.
+
+        The weights are α_k = n_k / Σ n_j. Override it where that mean is not what an aggregator wants of the updates.
+        """
+        alphas = shares(updates)
+        result: dict[str, Array] = {}
+        new_moments: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments}
+        for name, array in sent.items():
+            previous = view(array)
+            rows = [view(update.arrays[name]) for update in updates]
+            old = {m: a[name] for m, a in self._moments.items() if name in a} if self._moments else None
+            if old is not None and [a.shape for a in old.values()] != [previous.shape] * len(self.moments):
+                raise AggregationError(f"array {name!r}: the loaded moments do not have shape {previous.shape}")
+            new, accumulators = self._update_one(previous, rows, alphas, old)
+            if not all(finite(a) for a in accumulators.values()):
+                raise AggregationError(f"{type(self).__name__}: the new global {name!r} is not finite; it diverged")
+            result[name] = Array(new)
+            for moment, accumulator in accumulators.items():
+                new_moments[moment][name] = accumulator
+        self._moments = new_moments
+        return ArrayRecord(result)
+
+    def _update_one(
+        self, previous: NDArray, rows: list[NDArray], alphas: list[float], old: Mapping[str, NDArray] | None
+    ) -> tuple[NDArray, dict[str, NDArray]]:
+        flat, flat_rows = previous.reshape(-1), [row.reshape(-1) for row in rows]
+        flat_old = None if old is None else {m: a.reshape(-1) for m, a in old.items()}
+        new = np.empty(previous.size, previous.dtype)
+        precision = np.result_type(previous.dtype, np.float32)
+        accumulators = {m: np.empty(previous.size, precision) for m in self.moments}
+        whole = None if self._mean is None else self._mean(flat_rows, alphas)
+        for block in blocks(previous.size):
+            mean = self.average([row[block] for row in flat_rows], alphas) if whole is None else whole[block]
+            before = None if flat_old is None else {m: a[block].astype(np.float64) for m, a in flat_old.items()}
+            values, after = self.step(flat[block].astype(np.float64), mean, before)
+            store(new, block, values)
+            for moment, accumulator in accumulators.items():
+                store(accumulator, block, after[moment])
+        return new.reshape(previous.shape), {m: a.reshape(previous.shape) for m, a in accumulators.items()}
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """The accumulators as `moment/array name`; empty before the first aggregation."""
+        return {f"{m}/{name}": array for m, arrays in self._moments.items() for name, array in arrays.items()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
+        """Continue from what `state_dict` gave. Raises ValueError for the state of another strategy."""
+        loaded: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments} if state else {}
+        for key, array in state.items():
+            moment, _, name = key.partition("/")
+            if moment not in self.moments:
+                raise ValueError(f"{type(self).__name__} has no accumulator {moment!r} (key {key!r})")
+            loaded[moment][name] = np.array(array)
+        if len({frozenset(arrays) for arrays in loaded.values()}) > 1:
+            raise ValueError(f"{type(self).__name__}: accumulators for different arrays: {sorted(state)}")
+        self._moments = loaded
+
+    def reset_state(self) -> None:
+        """Forget the accumulators: the next aggregation is as the first."""
+        self._moments = {}
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log(INFO, "\t├──> %s: %s", type(self).__name__, self._values() or "no settings of its own")
+        super().summary()
+
+    def _values(self) -> str:
+        return ", ".join(f"{name} {getattr(self, name):g}" for name in self.settings)

@@ -1,0 +1,127 @@
+"""No number of a client can be one of the ledger's own fields, and a ledger in which one was is repaired."""
+
+import json
+import shutil
+
+import pytest
+from support.commands import call
+from support.stages import new_run
+
+from oblivionis.chain import check_chain, linked
+from oblivionis.erasure.ledger import Ledger, Request, RequestError
+from oblivionis.erasure.ledger_repair import repair
+from oblivionis.erasure.ledger_schema import line_fault, reported_numbers
+from oblivionis.errors import RunError
+
+NUMBERS = {"num-examples": 4.0, "unlearn-steps": 8.0, "unlearn-loss": -1.5}
+
+
+def ledger(path, **told):
+    """Two requests, the first served; `told` stands beside the line's own fields, as it did once."""
+    book = Ledger(path)
+    book.submit(Request("a", 1, ("x",), 1), Request("b", 2, ("y", "z"), 1))
+    book.served("a", 1, count=1, told=NUMBERS)
+    if told:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        body = {k: v for k, v in lines[-1].items() if k not in ("prev", "hash", "told")}
+        lines[-1] = linked({**body, **NUMBERS, **told}, lines[-2]["hash"])
+        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"id": 7.0},
+        {"event": 7.0},
+        {"round": 1e9},
+        {"round": -1.0},
+        {"client": 2.0},
+        {"client": 2},
+        {"count": 1.0},
+        {"time": -5.0},
+        {"time": 1e300},
+        {"scope": 1.0},
+        {"attempts": 0.5},
+        {"reason": 1.0},
+        {"told": 1.0},
+    ],
+)
+def test_a_ledger_with_a_forged_line_is_told_of_and_repaired(tmp_path, told):
+    path = ledger(tmp_path / "requests.jsonl", **told)
+    assert check_chain(path).faults == (), "it is a whole chain: the program itself wrote this"
+    with pytest.raises(RequestError, match=r"line 3: .*oblivionis request repair"):
+        Ledger(path)
+    before, head = path.read_bytes(), check_chain(path).head
+    done = repair(path)
+    assert list(done.aside) == [3] and done.kept.read_bytes() == before
+    checked = check_chain(path)
+    assert checked.faults == () and [e["event"] for e in checked.entries] == ["submitted", "submitted", "repaired"]
+    assert checked.hashes[:2] == check_chain(done.kept).hashes[:2], "what came before is as it was"
+    note = checked.entries[-1]
+    assert (note["kept"], note["was"], note["aside"]) == (done.kept.name, head, [{"line": 3, "hash": head}])
+    again = Ledger(path)
+    assert {r.id: r.state for r in again} == {"a": "pending", "b": "pending"}
+    again.served("a", 2, count=1, told=NUMBERS)
+    assert check_chain(path).faults == ()
+    assert repair(path).kept is None, "nothing is left to repair"
+
+
+def test_lines_after_a_forged_one_are_linked_anew_and_named_by_their_new_hashes(tmp_path):
+    path = ledger(tmp_path / "requests.jsonl", id=7.0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    entry = {"event": "failed", "id": "b", "client": 2, "scope": "records", "time": 2e9, "round": 1, "reason": "x"}
+    lines.append(linked(entry, lines[-1]["hash"]))
+    said = {"event": "acknowledged", "time": 2e9, "client": 2, "lines": [lines[-1]["hash"], "f" * 64]}
+    lines.append(linked(said, lines[-1]["hash"]))
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    repair(path)
+    checked = check_chain(path)
+    assert checked.faults == ()
+    assert [e["event"] for e in checked.entries] == ["submitted", "submitted", "failed", "acknowledged", "repaired"]
+    assert checked.entries[3]["lines"] == [checked.entries[2]["hash"], "f" * 64]
+    assert Ledger(path).get("b").attempts == 1
+
+
+def test_a_ledger_that_was_altered_is_not_repaired(tmp_path):
+    path = ledger(tmp_path / "requests.jsonl")
+    path.write_text(path.read_text().replace('"id": "a"', '"id": 7.0', 1))
+    before = path.read_bytes()
+    with pytest.raises(RunError, match="somebody altered this file"):
+        repair(path)
+    assert path.read_bytes() == before
+
+
+def test_the_command(tmp_path):
+    _, run = new_run(tmp_path, "run")
+    assert "nothing was changed" in call("request", "repair", run.path).out
+    ledger(run.ledger_path, round=1e9)
+    result = call("request", "repair", run.path)
+    assert result.code == 0 and "set aside 1 line" in result.out and "line 3: round is" in result.out
+    assert (run.path / "requests.before-repair-1.jsonl").is_file()
+    altered = tmp_path / "altered"
+    shutil.copytree(run.path, altered)
+    file = altered / "requests.jsonl"
+    file.write_text(file.read_text().replace('"client": 2', '"client": 3', 1))
+    result = call("request", "repair", altered)
+    assert result.code != 0 and "somebody altered this file" in result.err and "Traceback" not in result.err
+
+
+def test_nothing_can_overwrite_a_field_and_nothing_senseless_is_written(tmp_path):
+    book = Ledger(ledger(tmp_path / "requests.jsonl"))
+    before = book.path.read_bytes()
+    with pytest.raises(ValueError, match="client"):
+        book.served("b", 1, client=7)
+    for wrong in ({"told": {"x": float("nan")}}, {"told": {"x": "text"}}, {"count": 1.5}):
+        with pytest.raises(ValueError, match="makes no sense"):
+            book.served("b", 1, **wrong)
+    with pytest.raises(ValueError, match="makes no sense"):
+        book.served("b", -1)
+    assert book.path.read_bytes() == before and book.get("b").state == "pending"
+
+
+def test_what_a_client_told_is_read_from_old_lines_too(tmp_path):
+    new, old = ledger(tmp_path / "new.jsonl"), ledger(tmp_path / "old.jsonl", surprise=1.0)
+    lines = [check_chain(path).entries[-1] for path in (new, old)]
+    assert [dict(reported_numbers(line)) for line in lines] == [NUMBERS, NUMBERS]
+    assert not any(map(line_fault, lines)) and Ledger(old).get("a").state == "served"

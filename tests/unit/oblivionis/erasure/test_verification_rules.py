@@ -1,0 +1,308 @@
+"""What may be said of a request: by hand-made evidence, and by trying every combination of it."""
+
+import itertools
+
+import pytest
+
+from oblivionis.erasure.verification_rules import (
+    ESTIMATED,
+    INCONCLUSIVE,
+    LEAST_UNITS,
+    MEANING,
+    NOT_TESTABLE,
+    NOT_VERIFIED,
+    OUTCOMES,
+    OVER_UNLEARNED,
+    RETRAINED,
+    VERIFIED,
+    WRONG_ANSWERS,
+    Exchange,
+    Likelihood,
+    RecordEvidence,
+    ended,
+    far_likelier,
+    judge_counts,
+    judge_exchange_counts,
+    judge_exchanges,
+    judge_record,
+    judge_request,
+    verdict_against_oracle,
+)
+
+LIMIT = 0.5
+
+
+def exchange(before=1.0, after=0.1, known=0.9, left=0.1, reference=None, beside=""):
+    return Exchange(before, after, known, Likelihood(left, reference, beside))
+
+
+def record(*exchanges, final=0.1, before=1.0, likelihood=None, units=9, oracle=0.1):
+    return RecordEvidence(units, final, before, oracle, exchanges, likelihood)
+
+
+ENDED = (exchange(),)
+GONE = record(*ENDED)
+RECITED = record(*ENDED, final=0.9)
+NEVER = record(exchange(0.0, 0.0), final=0.0, before=0.5, oracle=0.0)
+SHORT = record(*ENDED, units=LEAST_UNITS - 1, final=0.0, oracle=0.0)
+NOTHING_DONE = record(exchange(1.0, 1.0, 0.74, 0.74), final=0.222)
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (GONE, VERIFIED),
+        (RecordEvidence(9, 0.5, 0.51, None, (exchange(0.51, 0.5),)), VERIFIED),
+        (RecordEvidence(9, 0.5, 0.51, None, (exchange(0.5, 0.5),)), INCONCLUSIVE),
+        (RecordEvidence(9, 0.5, 0.51, None, (exchange(0.51, 0.51),)), NOT_VERIFIED),
+        (RecordEvidence(9, 0.0, 1.0), INCONCLUSIVE),
+        (NOTHING_DONE, NOT_VERIFIED),
+        (RECITED, NOT_VERIFIED),
+        (RecordEvidence(9, 0.51, 0.1), NOT_VERIFIED),
+        (RecordEvidence(9, 0.9, 1.0, 0.9), NOT_TESTABLE),
+        (RecordEvidence(9, 0.9, 1.0, 0.89), NOT_VERIFIED),
+        (NEVER, NOT_TESTABLE),
+        (SHORT, NOT_TESTABLE),
+        (RecordEvidence(2, 1.0, 1.0), NOT_TESTABLE),
+        (record(*ENDED, units=LEAST_UNITS, final=0.0), VERIFIED),
+        (record(exchange(1.0, 0.9), final=0.0, oracle=0.9), NOT_TESTABLE),
+        (record(exchange(1.0, 0.9), final=0.0, oracle=0.89), NOT_VERIFIED),
+        (record(exchange(1.0, 1.0), final=0.0, units=LEAST_UNITS - 1), NOT_TESTABLE),
+        (record(exchange(1.0, 0.9), exchange(0.9, 0.1)), VERIFIED),
+        (record(exchange(1.0, 0.1), exchange(0.6, 0.6)), NOT_VERIFIED),
+        (record(exchange(1.0, 1.0), exchange(0.2, 0.2)), INCONCLUSIVE),
+        (RecordEvidence(LEAST_UNITS, 1.0, 1.0), NOT_VERIFIED),
+        (RecordEvidence(9, 0.0, None), INCONCLUSIVE),
+    ],
+)
+def test_one_record(found, outcome):
+    assert judge_record(found, LIMIT)[0] == outcome
+
+
+@pytest.mark.parametrize(
+    ("records", "more", "outcome", "why"),
+    [
+        ([GONE, GONE], {}, VERIFIED, "all 2 records were recited before"),
+        ([GONE, RECITED], {}, NOT_VERIFIED, "recites 1 of 2"),
+        ([GONE, NEVER], {}, INCONCLUSIVE, "1 of 2 verified"),
+        ([NEVER, RecordEvidence(9, 0.0)], {}, INCONCLUSIVE, "none of 2 verified; of the others, mostly: "),
+        ([GONE, NEVER], {"least_testable": 0.5}, VERIFIED, "did not recite it before"),
+        ([GONE, NEVER, NEVER], {"least_testable": 0.5}, INCONCLUSIVE, "1 of 3 verified"),
+        ([NEVER], {"least_testable": 0.01}, NOT_TESTABLE, "did not recite it before"),
+        ([SHORT, SHORT], {}, NOT_TESTABLE, "measurable words"),
+        ([GONE], {"doubt": "ruined"}, INCONCLUSIVE, "ruined"),
+        ([RECITED], {"doubt": "ruined"}, NOT_VERIFIED, "recites"),
+        ([NOTHING_DONE], {}, NOT_VERIFIED, "right after the exchange its record was still recited"),
+        ([NOTHING_DONE, GONE], {"doubt": "ruined"}, NOT_VERIFIED, "right after the exchange 1 of 2 were still recited"),
+        ([RECITED, NOTHING_DONE], {}, NOT_VERIFIED, "the final model recites 1 of 2"),
+    ],
+)
+def test_a_request(records, more, outcome, why):
+    found = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT, **more)
+    assert found.outcome == outcome and why in found.why
+    assert found.recall == pytest.approx(sum(r.final for r in records) / len(records))
+
+
+def beside_oracle(left, final, known=0.9, count=7):
+    """As many records as can be compared, all alike, right after their exchange and in the final model."""
+    of = [Likelihood(prob, 0.2, RETRAINED) for prob in (left, final)]
+    return [record(Exchange(1.0, 0.1, known, of[0]), likelihood=of[1])] * count
+
+
+@pytest.mark.parametrize(
+    ("records", "outcome", "why"),
+    [
+        (beside_oracle(0.2, 0.2), VERIFIED, "all 7 records"),
+        (beside_oracle(0.4, 0.4), VERIFIED, "all 7 records"),
+        (beside_oracle(0.2, 0.41), NOT_VERIFIED, "if not recited"),
+        (beside_oracle(0.41, 0.2), NOT_VERIFIED, "right after the exchange the answers were far likelier"),
+        (beside_oracle(0.2, 0.09), OVER_UNLEARNED, "far less likely"),
+        (beside_oracle(0.09, 0.2), VERIFIED, "all 7 records"),
+        (beside_oracle(0.45, 0.2, count=6), INCONCLUSIVE, "6 of 6 records: right after its exchange"),
+        (beside_oracle(0.2, 0.45, count=1), INCONCLUSIVE, "in the final model its answer is still far likelier"),
+        (beside_oracle(0.2, 0.09, count=6), VERIFIED, "all 6 records"),
+    ],
+)
+def test_a_request_beside_the_retrained_model(records, outcome, why):
+    """Seven differences of one sign have the p-value 2^-7, below 0.01; six have 2^-6, and tell nothing of the mean."""
+    found = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT)
+    assert found.outcome == outcome and why in found.why
+    doubted = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT, doubt="ruined")
+    assert doubted.outcome == (NOT_VERIFIED if why.startswith("right after the exchange the") else INCONCLUSIVE)
+
+
+def test_the_word_beside_the_retrained_model_asks_that_model_alone():
+    estimated = [record(Exchange(1.0, 0.1, 0.9, Likelihood(0.9, 0.1, ESTIMATED)))] * 7
+    assert (
+        verdict_against_oracle(estimated, final=False)
+        == ""
+        == verdict_against_oracle([RecordEvidence(9, 0.0)] * 7, final=True)
+    )
+    assert verdict_against_oracle([*beside_oracle(0.9, 0.0)[:6], *estimated], final=False) == ""
+    assert verdict_against_oracle(beside_oracle(0.9, 0.0), final=True) == OVER_UNLEARNED
+
+
+@pytest.mark.parametrize(
+    ("prob", "reference", "known", "far"),
+    [
+        (0.74, 0.2, 0.74, True),
+        (0.33, 0.2, 0.74, False),  # 1.65 times as likely
+        (0.4, 0.2, 0.4, False),  # twice as likely, not more
+        (0.401, 0.2, 0.401, True),
+        (0.42, 0.2, 0.9, False),  # √(0.2 · 0.9) = 0.424: more than half of the way is gone
+        (0.43, 0.2, 0.9, True),
+        (0.212, 0.112, 0.994, False),
+        (0.9, None, 0.9, False),
+        (1e-3, 0.0, 0.9, True),
+        (0.0, 0.0, 0.9, False),
+    ],
+)
+def test_far_likelier_is_twice_as_likely_and_less_than_half_of_the_way(prob, reference, known, far):
+    assert far_likelier(Likelihood(prob, reference), known) is far
+
+
+def test_an_answer_that_an_exchange_left_far_likelier_is_not_forgotten_whatever_the_share():
+    """0.74 right after the exchange, 0.33 once training went on, 0.2 in a model that never saw it."""
+    for beside in (RETRAINED, ESTIMATED, WRONG_ANSWERS):
+        left = record(exchange(1.0, 0.4, 0.74, 0.74, 0.2, beside), likelihood=Likelihood(0.33, 0.2, beside))
+        assert judge_record(left, LIMIT)[0] == INCONCLUSIVE and beside in judge_record(left, LIMIT)[1]
+        found = judge_request({"a": left, "b": GONE}, limit=LIMIT, least_testable=0.5)
+        assert found.outcome == INCONCLUSIVE and "1 of 2 records: right after its exchange" in found.why
+        untested = record(exchange(0.0, 0.0, 0.74, 0.74, 0.2, beside), final=0.0, before=0.1)
+        assert judge_record(untested, LIMIT)[0] == INCONCLUSIVE, "recitation tells nothing of it, its likelihood does"
+    came_back = record(exchange(1.0, 0.1, 0.74, 0.2, 0.2), likelihood=Likelihood(0.7, 0.2, RETRAINED))
+    assert judge_record(came_back, LIMIT) == (
+        INCONCLUSIVE,
+        "in the final model its answer is still far likelier than in the retrained model",
+    )
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "outcome", "why"),
+    [
+        (ENDED, VERIFIED, "made the model forget its record"),
+        ((exchange(1.0, 1.0),), NOT_VERIFIED, "right after the exchange its record was still recited"),
+        ((exchange(1.0, 1.0), exchange(0.2, 0.2)), INCONCLUSIVE, "no exchange began with a model that knew it"),
+        ((exchange(1.0, 0.8), exchange(0.8, 0.2)), VERIFIED, ""),
+        ((exchange(0.0, 0.0),), INCONCLUSIVE, "no exchange began"),
+        ((exchange(0.0, 0.0, 0.9, 0.2, 0.2),), VERIFIED, ""),
+        ((exchange(0.0, 0.0, 0.9, 0.9, 0.2), exchange(0.0, 0.0, 0.2, 0.2, 0.2)), INCONCLUSIVE, "no exchange began"),
+        ((exchange(1.0, 0.1, 0.9, 0.9, 0.2, ESTIMATED),), INCONCLUSIVE, "far likelier than in a model"),
+        ((), INCONCLUSIVE, "no model was asked"),
+    ],
+)
+def test_what_the_exchanges_did_whatever_the_final_model_knows(exchanges, outcome, why):
+    for final in (0.0, 1.0):
+        found = judge_exchanges({"a": record(*exchanges, final=final)}, limit=LIMIT)
+        assert found[0] == outcome and why in found[1]
+
+
+def test_what_the_exchanges_did_of_several_records():
+    of = {"a": GONE, "b": NEVER}
+    assert judge_exchanges(of, limit=LIMIT)[0] == INCONCLUSIVE
+    assert judge_exchanges(of, limit=LIMIT, least_testable=0.5)[0] == VERIFIED
+    likely = record(exchange(1.0, 0.1, 0.9, 0.9, 0.2))
+    assert judge_exchanges({"a": GONE, "b": likely}, limit=LIMIT, least_testable=0.5)[0] == INCONCLUSIVE
+    known = dict(enumerate(beside_oracle(0.41, 0.2)))
+    assert judge_exchanges({str(i): r for i, r in known.items()}, limit=LIMIT)[0] == NOT_VERIFIED
+    oracle = record(exchange(1.0, 0.9), oracle=0.9)
+    assert judge_exchanges({"a": oracle}, limit=LIMIT)[0] == INCONCLUSIVE, "a model that never saw it says as much"
+    assert ended([exchange(0.51, 0.5)], LIMIT) and not ended([exchange(0.5, 0.5)], LIMIT)
+    assert not ended([exchange(0.51, 0.51)], LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ({"recited": 2}, {"recited": 0}, VERIFIED),
+        ({"recited": 2}, {"recited": 1}, NOT_VERIFIED),
+        ({"recited": 0}, {"recited": 0}, INCONCLUSIVE),
+        ({}, {"recited": 0}, INCONCLUSIVE),
+        ({"recited": 2}, {}, INCONCLUSIVE),
+        ({"recited": 2, "prob": 0.74}, {"recited": 0, "prob": 0.74, "expected": 0.2}, INCONCLUSIVE),
+        ({"recited": 2, "prob": 0.74}, {"recited": 0, "prob": 0.2, "expected": 0.2}, VERIFIED),
+        ({"recited": 2, "prob": 0.74}, {"recited": 0, "prob": 0.74}, VERIFIED),
+        ({"recited": 2}, {"recited": 0, "prob": 0.74, "expected": 0.2}, VERIFIED),
+    ],
+)
+def test_what_an_exchange_did_by_numbers_of_records(before, after, outcome):
+    assert judge_exchange_counts(before, after)[0] == outcome
+
+
+def test_verified_takes_every_record_and_nothing_against_it():
+    """Over every combination of three records and a doubt: verified only where all of them are gone."""
+    kinds = [GONE, RECITED, NEVER, SHORT, NOTHING_DONE]
+    for records in itertools.product(kinds, repeat=3):
+        for doubt in ("", "ruined"):
+            found = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT, doubt=doubt)
+            assert found.outcome in OUTCOMES and found.why
+            assert (found.outcome == VERIFIED) == (all(r is GONE for r in records) and not doubt)
+            assert (found.outcome == NOT_VERIFIED) == (RECITED in records or NOTHING_DONE in records)
+    assert set(MEANING) == set(OUTCOMES)
+
+
+def test_by_numbers_of_records_as_by_the_records():
+    """Where only counts are known the word is the same as by the records that they count, without a retrained model."""
+    alone = {
+        "gone": record(*ENDED, final=0.0, oracle=None),
+        "recited": record(*ENDED, final=1.0, oracle=None),
+        "left": record(exchange(1.0, 1.0), final=0.0, oracle=None),
+        "never": record(exchange(0.0, 0.0), final=0.0, before=0.0, oracle=None),
+        "short": RecordEvidence(1, 0.0, 0.0, None, (exchange(0.0, 0.0),)),
+    }
+    for records in itertools.product(alone, repeat=3):
+        of = [alone[name] for name in records]
+        long = [r for r in of if r.units >= LEAST_UNITS]
+        before, after, final = (
+            sum(r.before > LIMIT for r in long),
+            sum(r.exchanges[-1].after > LIMIT for r in long),
+            sum(r.final > LIMIT for r in long),
+        )
+        for least in (1.0, 0.5):
+            told = {"untestable": records.count("short"), "least_testable": least}
+            outcome, why = judge_counts(3, before, final, recited_after=after, **told)
+            expected = judge_request({str(i): r for i, r in enumerate(of)}, limit=LIMIT, least_testable=least)
+            assert outcome == expected.outcome and why, (records, least)
+
+
+@pytest.mark.parametrize(
+    ("records", "before", "untestable", "outcome", "why"),
+    [
+        (1, 1, 0, VERIFIED, "its record was recited before, and is not any more"),
+        (4, 4, 0, VERIFIED, "all 4 records were recited before, none is any more"),
+        (4, 3, 0, VERIFIED, "only 3 of 4 records were recited before, none is any more"),
+        (4, 2, 0, INCONCLUSIVE, "only 2 of 4 records were recited before, none is any more"),
+        (4, 0, 3, NOT_TESTABLE, "the model did not recite them before either"),
+        (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 3 words"),
+    ],
+)
+def test_numbers_of_records_in_words(records, before, untestable, outcome, why):
+    told = {"untestable": untestable, "least_testable": 0.75}
+    assert judge_counts(records, before, 0, recited_after=0, **told) == (outcome, why)
+
+
+def test_without_numbers_from_before_and_right_after_nothing_is_verified():
+    assert judge_counts(2, None, 0, recited_after=0)[0] == INCONCLUSIVE
+    assert judge_counts(2, 2, 0, recited_after=None)[0] == INCONCLUSIVE
+    assert judge_counts(2, 0, 0, recited_after=None)[0] == NOT_TESTABLE
+    assert judge_counts(2, 2, 0, recited_after=0, doubt="ruined") == (INCONCLUSIVE, "ruined")
+    assert judge_counts(2, 2, 1, recited_after=0, doubt="ruined")[0] == NOT_VERIFIED
+    assert judge_counts(2, 2, 0, recited_after=1, doubt="ruined") == (
+        NOT_VERIFIED,
+        "right after the exchange 1 of 2 were still recited",
+    )
+    assert judge_counts(2, 2, 0, recited_after=0, likely="likely") == (INCONCLUSIVE, "likely")
+    assert judge_counts(2, 2, 1, recited_after=0, likely="likely")[0] == NOT_VERIFIED
+    assert judge_counts(2, 2, 0, recited_after=0, likely="likely", twins=1)[1] != "likely"
+
+
+@pytest.mark.parametrize(("share", "verified", "records"), [(0.07, 7, 100), (0.28, 7, 25), (0.14, 7, 50)])
+def test_a_share_that_is_just_reached_is_enough(share, verified, records):
+    """0.07 · 100 is 7.000000000000001 in floating point."""
+    assert share * records > verified
+    of = {str(i): GONE if i < verified else NEVER for i in range(records)}
+    assert judge_request(of, limit=LIMIT, least_testable=share).outcome == VERIFIED
+    assert judge_counts(records, verified, 0, recited_after=0, least_testable=share)[0] == VERIFIED
+    of["0"] = NEVER
+    assert judge_request(of, limit=LIMIT, least_testable=share).outcome == INCONCLUSIVE
+    assert judge_counts(records, verified - 1, 0, recited_after=0, least_testable=share)[0] == INCONCLUSIVE
