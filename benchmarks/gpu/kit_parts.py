@@ -35,7 +35,7 @@ class Part:
 
 
 PARTS = (
-    Part("tests", "suite", "Tests that ask for CUDA", 15, 60),
+    Part("tests", "cuda_tests", "Tests that ask for CUDA", 15, 60),
     Part("checks", "checks", "The same numbers as on the CPU", 15, 60),
     Part("llama_1b", "llama_1b", "Llama-3.2-1B's shape in the paper's setting", 20, 170),
     Part("profile", "profiling", "Where the time of local training goes", 10, 40),

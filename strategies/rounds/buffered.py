@@ -21,7 +21,7 @@ from strategies.rounds.run_state import Run
 from strategies.rules.server_step import ServerStep
 
 BUFFER = "buffer/"
-"""In a state, before the names of what asynchronous rounds keep."""
+"""Prefix in a state of what asynchronous rounds keep."""
 _MODEL = "model/"
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 Reach = Callable[[Sequence[int]], Collection[int]]
-"""Asks clients whether they are there; those that answered in time."""
+"""Asks clients whether they are available; returns those that answered in time."""
 
 
 @dataclass(frozen=True, slots=True)

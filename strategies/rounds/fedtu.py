@@ -74,9 +74,9 @@ class FedTU(WrappingStrategy):
     """
 
     asynchronous: ClassVar[bool] = False
-    """Whether rounds go by `options.buffer`."""
+    """Whether rounds are asynchronous, with `options.buffer`."""
     own_state: ClassVar[tuple[str, ...]] = (SERVING, CLOCK, SAMPLING, UNLEARNED)
-    """How names in a state begin that are not of `inner`."""
+    """Prefixes in a state of what does not belong to `inner`."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Identities(Protocol):
 
 
 Roster = Callable[[], Mapping[int, int]]
-"""Partition by node id, of a grid that deals the partitions out itself."""
+"""Partition by node id, from a grid that assigns the partitions itself."""
 
 
 class NodeMap:

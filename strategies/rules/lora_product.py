@@ -18,7 +18,7 @@ from strategies.arrays import weighted_sum
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12
-"""Singular values below this share of the largest are float64's rounding, not data."""
+"""Singular values below this share of the largest are float64 rounding errors."""
 _WEAKEST = 0.1
 """Least singular value of the new A, as a share of what the clients' A have on average."""
 
