@@ -1,4 +1,4 @@
-"""The words of the conversation between server and clients: message types, record names and keys."""
+"""Message types, record names and keys of the messages between server and clients."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Listener:
         """Called before an evaluation on the server; `moment` is its phase: `initial`, `after_unlearn` or `round`."""
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
-        """Called after an evaluation on the server with its metrics (empty if it returned none) and the seconds taken."""
+        """Called after an evaluation on the server with its metrics (empty if it gave none) and the seconds taken."""
 
     def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
         """Called where a checkpoint can be saved.

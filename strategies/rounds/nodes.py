@@ -347,7 +347,7 @@ class OrderedGrid(PassingGrid):
 
 @contextmanager
 def seeded(*labels: object) -> Iterator[None]:
-    """Context in which Python's global `random` (Flower's samplers use it) is seeded from `labels`; restored after it."""
+    """Context in which Python's global `random` (Flower's samplers use it) is seeded from `labels`, then restored."""
     saved = random.getstate()
     random.seed("/".join(map(str, labels)))
     try:
