@@ -117,7 +117,7 @@ class EvaluationSession:
         sequences : sequence of TokenSequence
             Those whose `scores` will be read.
         hidden : str, optional
-            Pooling of hidden states ("last" or "mean"); None: no states.
+            Pooling of hidden states ("all", "last" or "mean"); None: no states.
         layer : int, optional
             Decoder layer of the states; None: what enters the language-model head.
         moments : bool
