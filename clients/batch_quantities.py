@@ -338,7 +338,7 @@ class BatchQuantities:
 
     @cached_property
     def _states(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """States after the layer by record: of forget and of retain records, and of the latter in the model as received."""
+        """States after the layer by record: of forget records, retain records, and the latter in the model as received."""
         received: list[Tensor] = []
         if self.retain and "retain_reference_states" in self._wanted:
             with self._received().in_place():
