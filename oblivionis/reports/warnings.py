@@ -239,9 +239,8 @@ def _learned_answers(config: Config, metrics: Mapping[str, Mapping[str, float]])
         yield RunWarning(
             "learned answers",
             f"{method_traits.label(unlearning.method)} learned the perturbed answers to the records that it forgot. "
-            f"Truth "
-            "ratio and forget quality compare the true answer with just these: they may look better, or worse, than "
-            "what is forgotten.",
+            "Truth ratio and forget quality compare the true answer with just these: they may look better, or worse, "
+            "than what is forgotten.",
             limit=True,
         )
 

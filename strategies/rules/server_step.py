@@ -185,8 +185,7 @@ class ServerStep(FlowerFedAvg):
         if lacking:
             raise AggregationError(
                 f"{name} needs the number of local steps (metric {message_keys.TRAIN_STEPS!r}, above 0) of every "
-                f"client; "
-                f"it is missing from {len(lacking)} of {len(updates)} (clients {lacking})"
+                f"client; it is missing from {len(lacking)} of {len(updates)} (clients {lacking})"
             )
         for key, array in sent.items():
             shape = tuple(array.shape)

@@ -253,7 +253,7 @@ def check_oracle(found: Figures | None) -> Check:
     why = {
         STILL_KNOWN: "far likelier than in the retrained model",
         NEAR: "as likely as in the retrained model",
-        OVER_UNLEARNED: f"far less likely than in the retrained model: "
+        OVER_UNLEARNED: "far less likely than in the retrained model: "
         f"{verification_rules.MEANING[verification_rules.OVER_UNLEARNED]}",
     }.get(found["verdict"], "too few questions to tell from the retrained model")
     result = {STILL_KNOWN: FAIL, NEAR: PASS}.get(found["verdict"], INCONCLUSIVE)

@@ -10,14 +10,14 @@ from support.processes import environment
 
 PROGRAM = """
 import sys
-from oblivionis.server.simulation import Stop, _silent_losses
+from oblivionis.server.simulation import Stop, silent_losses
 
 class Ends:
     def __init__(self, error): self.error = error
     def __del__(self): raise self.error
 
 stop = Stop()
-with _silent_losses(stop):
+with silent_losses(stop):
     if "early" in sys.argv:
         Ends(KeyboardInterrupt("early"))
     stop.set()
