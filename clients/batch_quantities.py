@@ -338,7 +338,7 @@ class BatchQuantities:
 
     @cached_property
     def _states(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """States after the layer by record: of forget records, retain records, and the latter in the model as received."""
+        """States after the layer by record: of forget and retain records, and of the latter as received."""
         received: list[Tensor] = []
         if self.retain and "retain_reference_states" in self._wanted:
             with self._received().in_place():
@@ -361,7 +361,7 @@ class BatchQuantities:
 QUANTITIES = frozenset(name for name, value in vars(BatchQuantities).items() if isinstance(value, property))
 _AGAINST = ("forget_reference_kl", "forget_target_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
 BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin", "forget_lead"})
-"""Quantities that go by the logits: likelihoods alone do not."""
+"""Quantities that need logits; likelihoods alone do not."""
 NEEDS_RECEIVED = frozenset(
     {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}
 )

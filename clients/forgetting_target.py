@@ -37,14 +37,14 @@ _CELLS = 1 << 10
 _STRETCHES = 1 << 6
 _PER_STRETCH = 2 * math.log(_SHARPEST) / _STRETCHES
 _LEAST_NLL = 1e-4
-"""No token is to be surer than that, nats: its logit would have no bound."""
+"""Least negative log-likelihood of a token, nats; below it the logit would have no bound."""
 _TOKENS = 1024
-"""In one pass without gradients, where more records than a batch fit."""
+"""Tokens in one pass without gradients, where that is more than a batch of records."""
 _SURELY = 0.9
-"""Up to this share of the tolerance no rounding makes a record one that is off its target."""
+"""Within this share of the tolerance a record is at its target whatever the rounding."""
 KEPT_BYTES = 1 << 26
-"""Of what predicts the references' tokens, in the base model and in the present one, and of what predicts the records'
-own; where it takes more it is made anew."""
+"""Most bytes of kept predictions: of the references in the base model, of these in the present one, and of the records;
+larger ones are computed again."""
 
 
 @dataclass(frozen=True, slots=True)

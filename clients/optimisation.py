@@ -21,7 +21,7 @@ from evaluation.engine.models import base_model, keep_freed_memory
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
 BETAS = (0.9, 0.999)
-"""AdamW's decays where nothing else is said."""
+"""AdamW's default decays."""
 PROX_BLOCK = 1 << 20
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 LARGEST = 1 << 20
-"""Bytes of a file of code."""
+"""Most bytes of a file of code."""
 
 
 class NotPermitted(ValueError):

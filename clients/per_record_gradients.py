@@ -15,7 +15,7 @@ from clients.flat_parameters import FlatParameters
 from evaluation.engine.sequences import TokenSequence
 
 Losses = Callable[[Sequence[int]], Tensor]
-"""Numbers of records → the loss of each (B,), none of which depends on another record; a new forward pass each time."""
+"""(Numbers of records) → the loss of each (B,), independent of all other records, by a new forward pass."""
 _LEAST = 1e-30
 
 

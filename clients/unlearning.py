@@ -34,9 +34,9 @@ from evaluation.engine.models import decoder_layers
 from evaluation.engine.sequences import TokenSequence
 
 FULL_RATE_GAP = 2.0
-"""From this gap of a record on, in nats per token, a method that forgets up to a target goes at its full rate."""
+"""Largest gap of a record, nats per token, from which on a method with a target uses its full learning rate."""
 LEAST_EPOCHS = 3
-"""Fewest epochs that such a method makes where its records are near, unless fewer are asked for."""
+"""Fewest epochs of such a method, however near its records are, unless fewer are configured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Result:
 
 
 _Kind = tuple[str, int | None]
-"""Which states: pooling and layer."""
+"""Kind of hidden states: pooling and layer."""
 
 
 class EvaluationSession:

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 BLOCK = 1 << 16
-"""Numbers worked on at a time: float64 temporaries of this size stay in the processor's cache."""
+"""Numbers processed at a time; float64 temporaries of this size stay in the processor's cache."""
 
 Mean = Callable[[Sequence[NDArray], Sequence[float]], NDArray[np.float64]]
 """A weighted mean of flat arrays (n,) -> (n,) float64; the weights sum to 1, and one may be negative."""

@@ -42,7 +42,7 @@ class Number(NamedTuple):
 
 
 Numbers = Mapping[str, Number]
-"""By the name under which a reply tells it."""
+"""Numbers by metric name."""
 
 MOST = 2.0**53
 _COUNT, _SECONDS, _LOSS, _NATS = Number(0, MOST, whole=True), Number(0, 1e9), Number(-1e12, 1e12), Number(0, 1e9)
@@ -75,7 +75,7 @@ COUNTS: Mapping[str, Numbers] = {
     kind: {n: number for n, number in numbers.items() if number.whole or n.endswith("-seconds")}
     for kind, numbers in NUMBERS.items()
 }
-"""Those of them that tell how much was done, and not what came of it: for clients that hide their records."""
+"""Those of them that count work and not its results, for clients that hide their records."""
 
 
 def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:

@@ -46,8 +46,8 @@ class Submodel(Protocol):
 
 
 Fitting = Callable[[str, ArrayRecord], Callable[[int], Submodel | None]]
-"""(Kind of exchange, as `Listener.exchange_started` names it, global model) → client → the model in that client's form,
-None where it gets the global model itself."""
+"""(Kind of exchange, as `Listener.exchange_started` names it, global model) → (client) → its submodel, None where it
+gets the global model itself."""
 
 
 def fitted_messages(

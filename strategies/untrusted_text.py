@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 LONGEST = 500
-"""Characters that are kept of a foreign text."""
+"""Most characters that are kept of a text from others."""
 
 _SEQUENCES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
@@ -14,9 +14,9 @@ _SEQUENCES = re.compile(
     "|\x1b[ -/]*[0-~]?"  # all other escapes
 )
 _JOINERS = "\u200c\u200d"
-"""Without them words of some scripts are misspelt."""
+"""Joiners, without which words of some scripts are misspelt."""
 _OBEYED = ("Cc", "Cs", "Zl", "Zp")
-"""Control characters, lone surrogates, line and paragraph separators."""
+"""Unicode categories that become spaces: control characters, lone surrogates, line and paragraph separators."""
 
 
 def plain(text: str) -> str:

@@ -152,7 +152,7 @@ exact: LeakageFunction = _TextFunction("exact", True, _exact)
 
 _FUNCTIONS = {function.name: function for function in (rouge_l_recall, rouge_l_f1, keyword, exact)}
 NAMES = tuple(_FUNCTIONS)
-"""What `get` knows."""
+"""Names that `get` accepts."""
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ValueError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ROUNDING = 1e-6
-"""How far a value may lie above the end of its range: sums are rounded."""
+"""Rounding error by which a value may exceed its range."""
 Direction = Literal["higher", "lower", "oracle"]
 """Which value is better: the higher, the lower, or the one nearer the retrained model's."""
 

@@ -22,7 +22,7 @@ ATTACKS = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference
 """Names of the attacks, in the order of tables. `min_k_20` and `min_k_40` take k = 0.2 and 0.4."""
 SHARES = {"min_k_20": 0.2, "min_k_40": 0.4, "min_k_plus_plus": 0.2}
 LEAST_RECORDS = 8
-"""Fewest records in each group for which a difference of AUCs is tested: with fewer no test here holds its level."""
+"""Fewest records per group for a test of a difference of AUCs; with fewer none keeps its level."""
 _LEAST_DEVIATION = 1e-6
 BLOCK = 1 << 22
 
@@ -369,6 +369,7 @@ class MembershipEvaluator:
         return Result(metrics, found)
 
     def _sequences(self) -> list[TokenSequence]:
+        """All records."""
         return [c.sequence for c in (*self.members, *self.others)]
 
     def _scored(self, session: EvaluationSession) -> dict[str, dict[str, dict[str, float]]]:

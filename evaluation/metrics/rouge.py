@@ -25,8 +25,8 @@ PAPER, ANY_SCRIPT = "paper", "any_script"
 RULES = (PAPER, ANY_SCRIPT)
 """What a word is: a run of a-z and 0-9, as in rouge-score and the published numbers; or a word of any script."""
 LEAST_SHARE = 0.5
-"""The share of a true text's words that must hold a letter or digit of the rule, for the text to count; and of a set's
-texts that must count, for the set to have a mean."""
+"""Least share of a true text's words with a letter or digit of the rule, for the text to count; and least share of a
+set's texts that count, for the set to have a mean."""
 _READS = "the paper's ROUGE reads Latin letters and digits alone"
 _INSTEAD = "evaluation.rouge=any_script reads words of every script"
 NOT_READ = f"{_READS}, and most true answers are written in others; {_INSTEAD}"
@@ -106,6 +106,7 @@ class Characters(dict[bytes, str]):
 
     @property
     def size(self) -> int:
+        """How many characters are assigned, at least."""
         return max(len(self), len(self._of_stem))
 
 
@@ -140,6 +141,7 @@ def encode_texts(texts: list[str], characters: Characters) -> list[str]:
 
 
 def _lengths(items: Sequence[str]) -> np.ndarray:
+    """Lengths of the texts, (n,)."""
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
@@ -155,6 +157,7 @@ def slices_of(sizes: np.ndarray) -> Iterator[slice]:
 
 
 def _sorted(text: str) -> str:
+    """The characters of a text in order."""
     return "".join(sorted(text))
 
 

@@ -21,7 +21,7 @@ _WITHOUT_SPACES = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Javanese}"
     r"\p{Balinese}\p{Tai_Le}\p{New_Tai_Lue}\p{Tai_Tham}]"
 )
-"""Scripts that put no space between words: their words cannot be told without a dictionary, so a grapheme is a unit."""
+"""Scripts without spaces between words: as their words need a dictionary, a grapheme is the unit."""
 _POINTS = regex.compile(r"(?<=[\p{Arabic}\p{Hebrew}]\p{Mn}*)\p{Mn}|\u0640")
 """Vowel points of Arabic and Hebrew, which writers leave out at will, and the stretching of Arabic letters."""
 _BLANK = regex.compile(r"[\u115f\u1160\u3164\uffa0]")

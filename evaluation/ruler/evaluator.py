@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evaluation.ruler.lenses import PercentileRank
 
 LEAST_RETAIN = 2
-"""Fewest retain records: each needs another one to be near to."""
+"""Fewest retain records: each is compared with the nearest other one."""
 POOLINGS = ("last", "mean")
 
 
@@ -141,4 +141,5 @@ class RulerEvaluator:
         )
 
     def _sequences(self) -> list[TokenSequence]:
+        """All records, forget records first."""
         return [record.sequence for record in (*self.forget, *self.retain)]

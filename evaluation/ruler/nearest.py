@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 MEMORY = 2**30
-"""Bytes that the blocks may take at a time."""
+"""Most bytes of the blocks at a time."""
 DIGITS = 11
 """Decimals of a similarity, fewer than the about 13 that are right: equal ones tie, whatever the order of the sums."""
 

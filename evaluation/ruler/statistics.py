@@ -17,11 +17,11 @@ import numpy as np
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 LABELS = {"large": 0.5, "medium": 0.3, "small": 0.1, "negligible": 0.0}
-"""Least size of a rank-biserial correlation of each name."""
+"""Effect-size labels with the least absolute rank-biserial correlation of each."""
 TIE = 1e-12
 """Differences below this share of the largest value are rounding, and count as none."""
 VANISHING = 1e-6
-"""Shares of the variance below this are none: the likelihood is largest on the boundary."""
+"""A share of the variance below this counts as 0, where the likelihood is largest on the boundary."""
 CHANCE, TOLERANCE = 0.5, 0.05
 
 

@@ -29,12 +29,12 @@ from evaluation.wikimem.properties import Property
 from evaluation.wikimem.score import WEIGHT, PairScore, calibrated_scores, memorized, score_pair
 
 PART = 500_000
-"""Sentences whose NLLs are in memory together, unless the facts about one property need more."""
+"""Most sentences whose NLLs are in memory together, unless the facts about one property need more."""
 _BATCHES = 8
 _TOKENISED = 8192
 
 Progress = Callable[[int, int], None]
-"""Sentences that are done and all, those that occur again counted again."""
+"""(Sentences done, all sentences), repeated ones counted each time."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,12 @@ class _Asked:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Numbers of templates, names and candidates."""
         return len(self.templates), len(self.names), len(self.candidates)
 
     @property
     def size(self) -> int:
+        """Number of sentences."""
         return int(np.prod(self.shape))
 
     def sentences(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 WEIGHT = 1.0
-"""a of WikiMem, section 5: how much of the look-alike names' gain is taken off."""
+"""a of WikiMem, section 5: the weight of the calibration by look-alike names."""
 
 
 def calibrated_scores(

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEGLIGIBLE = 1e-6
-"""By so much, relatively, the sum of the shares may be worse than one discrete Gaussian of its variance."""
+"""Relative excess of privacy loss tolerated for a sum of shares, over one discrete Gaussian of its variance."""
 COUNT_SHARE = 20
-"""Andrew et al. 2021: the noise on the count of clipped updates deviates by the clients over this."""
+"""Andrew et al. 2021: the noise on the count of clipped updates has the deviation clients / `COUNT_SHARE`."""
 _BLOCK = 1 << 20
 
 

@@ -21,9 +21,9 @@ from strategies.privacy.distributed_noise import COUNT_SHARE, counting, joint_no
 from strategies.secure.terms import Terms
 
 TARGET_QUANTILE = 0.5
-"""Adaptive clipping: the share of updates that are to be longer than the clipping norm."""
+"""Adaptive clipping: target share of updates within the clipping norm, γ."""
 RATE = 0.2
-"""Adaptive clipping: how fast the norm moves, η."""
+"""Adaptive clipping: learning rate of the norm, η."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from strategies.rounds.run_state import Run
 from strategies.rules.server_step import ServerStep
 
 BUFFER = "buffer/"
-"""In a state, before the names of what asynchronous rounds keep."""
+"""Prefix in a state of what asynchronous rounds keep."""
 _MODEL = "model/"
 
 
@@ -130,6 +130,7 @@ class BufferedFedTU(FedTU):
     # -- the rounds ----------------------------------------------------------------------------------------------
 
     def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
+        """As `FedTU._rounds`; sends first what was under way before a resume."""
         self._flights.clear()
         self._models = {self.versions.now: arrays}
         self._send_again(run)

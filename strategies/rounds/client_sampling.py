@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 Reach = Callable[[Sequence[int]], Collection[int]]
-"""Asks clients whether they are there; those that answered in time."""
+"""Asks clients whether they are available; returns those that answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class BySize(Sampling):
         self._size = size
 
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
+        """Select clients with probabilities proportional to size; see `Sampling.draw`."""
         drawn = by_size({client: self._size(client) for client in clients}, count, rng)
         return Selection(tuple(sorted(drawn)), {client: self._size(client) / float(drawn[client]) for client in drawn})
 
@@ -122,6 +123,7 @@ class PowerOfChoice(Sampling):
         self._losses: dict[int, float] = {}
 
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
+        """Select the candidates with the largest last known losses; see `Sampling.draw`."""
         sizes = {client: self._size(client) for client in clients}
         candidates = list(by_size(sizes, max(self._candidates, count), rng))
         rng.shuffle(candidates)
@@ -130,6 +132,7 @@ class PowerOfChoice(Sampling):
         return Selection(chosen, dict.fromkeys(chosen, 1.0))
 
     def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
+        """Store the losses; a client that reported none gets the smallest known one."""
         self._losses.update(losses)
         if self._losses:
             smallest = min(self._losses.values())
@@ -148,6 +151,7 @@ class PowerOfChoice(Sampling):
         return {"clients": np.array(known, dtype=np.int64), "losses": np.array(losses)} if known else {}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore a `state_dict`; ValueError for another state."""
         if state and state.keys() != {"clients", "losses"}:
             raise ValueError(f"PowerOfChoice cannot load a state ({sorted(state)})")
         pairs = zip(state["clients"].tolist(), state["losses"].tolist(), strict=True) if state else ()
@@ -164,6 +168,7 @@ class Available(Sampling):
     weighs = False
 
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
+        """Select among the clients that answer; see `Sampling.draw`."""
         order = rng.sample(clients, len(clients))
         found: list[int] = []
         asked = 0

@@ -14,7 +14,7 @@ from strategies.rounds.client_sampling import Reach, Sampling, Selection
 from strategies.rounds.update_bounds import Bounds, Clipped, set_weight
 
 LOSS = "train-loss"
-"""In the reply to `protocol.TRAIN`: the client's mean loss at the end of its local training."""
+"""Metric of a training reply: the client's mean loss at the end of its local training."""
 
 
 @dataclass(slots=True)

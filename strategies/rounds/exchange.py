@@ -70,21 +70,21 @@ class Exchanges:
     seed: int
     timeout: float
     needs_steps: bool = False
-    """Whether a reply to a `train` exchange must tell the number of local steps."""
+    """Whether a reply to a `train` exchange must report the number of local steps."""
     numbers: Mapping[str, metric_schema.Numbers] = field(default_factory=dict)
-    """By kind of exchange, which numbers are taken of replies; all of them for a kind that is not named."""
+    """Accepted metrics by kind of exchange; all of them for a kind that is not named."""
     bounds: Bounds | None = None
-    """What a single client may count at most."""
+    """Limits on what a single client contributes; None: none."""
     secure: SecureSettings | None = None
-    """How models come back as sums under masks; None: each by itself."""
+    """Settings of secure sums; None: models come back one by one."""
     arrivals: Arrivals | None = None
-    """What hands out answers one after another; None: the grid waits for all of them."""
+    """Reply stream that hands out replies one by one; None: the grid waits for all of them."""
     deadline: float | None = None
-    """After so many seconds a `train` exchange goes on with what has come, by `arrivals`; None: `timeout` alone."""
+    """Seconds after which a `train` exchange goes on with the replies that have come; None: `timeout` alone."""
     fitting: Fitting | None = None
-    """Which clients receive the model in a form of their own; None: nobody."""
+    """Which clients receive a submodel; None: nobody."""
     compression: Compression | None = None
-    """How clients may send what they learned; None: as models alone."""
+    """How clients may compress their updates; None: models alone."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
         """ConfigRecord of a message: `settings` with round, stage and seed added."""

@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 SERVING, CLOCK, SAMPLING, UNLEARNED = "serving/", "clock/", "sampling/", "unlearned/round"
-"""In a state, before the names of what the serving keeps, a simulated clock, and the sampling; where updates are
-compressed, the newest round with an exchange that served something."""
+"""Prefixes in a state of what the unlearning protocol, a simulated clock and the client sampling keep; where
+updates are compressed, the name of the newest round with an exchange that served a request."""
 
 
 class FedTU(WrappingStrategy):
@@ -94,9 +94,9 @@ class FedTU(WrappingStrategy):
     """
 
     asynchronous: ClassVar[bool] = False
-    """Whether rounds go by `options.buffer`."""
+    """Whether rounds are asynchronous, with `options.buffer`."""
     own_state: ClassVar[tuple[str, ...]] = (SERVING, CLOCK, SAMPLING, UNLEARNED)
-    """How names in a state begin that are not of `inner`."""
+    """Prefixes in a state of what does not belong to `inner`."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Identities(Protocol):
 
 
 Roster = Callable[[], Mapping[int, int]]
-"""Partition by node id, of a grid that deals the partitions out itself."""
+"""Partition by node id, from a grid that assigns the partitions itself."""
 
 
 class NodeMap:
@@ -112,7 +112,7 @@ class NodeMap:
         Raises
         ------
         NodeMapError
-            When too few nodes connect in time, or none has ever told its partition.
+            When too few nodes connect in time, or no node has ever reported its partition.
         """
         nodes = self._wait(grid)
         present = set(nodes)

@@ -18,7 +18,7 @@ from strategies.replies import answers
 from strategies.rounds.simulated_durations import Durations
 
 EXCHANGE, FLIGHT = "exchange", "flight"
-"""Messages of an exchange that waits for its answers, and of clients that train while others do."""
+"""Groups of messages: of an exchange that waits for its replies, and of asynchronous training."""
 _GROUPS = (EXCHANGE, FLIGHT)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
 _POLLING_SHARE = 0.02
@@ -70,7 +70,7 @@ class Sent:
 
 
 Arrived = tuple[Sent, Message | None]
-"""What was sent with its answer, None where none came."""
+"""A sent message with its reply, None where none came."""
 
 
 class Arrivals(ABC):

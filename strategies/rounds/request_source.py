@@ -81,8 +81,8 @@ class RequestSource(ABC):
     """
 
     hidden: ClassVar[bool] = False
-    """Whether requests stay on the clients, unseen by the server, which serve them in cover exchanges with others. Such
-    a source defines `cover_due`, `covered` and `cover_failed`."""
+    """Whether requests stay hidden on the clients and are served in cover exchanges with others. Such a source defines
+    `cover_due`, `covered` and `cover_failed`."""
 
     @abstractmethod
     def pending(self, server_round: int, /) -> Sequence[UnlearnRequest]:

@@ -56,4 +56,4 @@ class Run:
     result: Result
     partition_to_node: Mapping[int, int] = field(default_factory=dict)
     drawn_from: int = 0
-    """Of how many clients those were drawn that train in the present round, at least."""
+    """Least number of clients from which those of the current round were sampled."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 _STANDARD = NormalDist()
 _LEAST = 2.0**-54
-"""What `random()` gives lies on a grid of 2⁻⁵³, 0 included, which has no quantile."""
+"""Added to `random()`, whose values are multiples of 2⁻⁵³ with 0, of which there is no quantile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from strategies.arrays import distance, merged, norm
 from strategies.replies import ReplyCheck, metrics_of
 
 AVERAGED = ("train", "evaluate")
-"""The kinds of exchanges whose replies are averaged with the clients' weights."""
+"""Kinds of exchanges whose replies are averaged with the clients' weights."""
 
 _ROUNDING = 1e-12
 
 Records = Callable[[int], int | None]
-"""Client → how many records it has at most, None where nobody knows."""
+"""(Client) → how many records it has at most, None if unknown."""
 Longest = Callable[[str, int, float], float]
-"""(kind of exchange, client, ‖φ‖ of the model that was sent) → no honest update can be longer, as an L2 norm."""
+"""(Kind of exchange, client, ‖φ‖ of the model that was sent) → largest L2 norm of an honest update."""
 
 
 @dataclass(frozen=True, slots=True)

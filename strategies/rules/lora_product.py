@@ -1,8 +1,8 @@
-"""The mean of LoRA updates as matrices: the mean of the products B·A, not the product of the means.
+"""Mean of LoRA updates as matrices: the mean of the products B·A, not the product of the means.
 
 With ΔW_k = B_k A_k the update of client k, mean(B)·mean(A) is not Σ α_k ΔW_k: it lacks the covariance of the factors,
-Σ α_k (B_k − mean(B))(A_k − mean(A)). Here Σ α_k ΔW_k is cut to rank r by a truncated singular value decomposition,
-which gives the nearest matrix of that rank (Eckart and Young 1936).
+Σ α_k (B_k − mean(B))(A_k − mean(A)). Here Σ α_k ΔW_k is truncated to rank r by a singular value decomposition, which
+gives the nearest matrix of that rank (Eckart and Young 1936).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strategies.arrays import weighted_sum
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12
-"""Singular values below this share of the largest are float64's rounding, not data."""
+"""Singular values below this share of the largest are float64 rounding errors."""
 _WEAKEST = 0.1
 """Least singular value of the new A, as a share of what the clients' A have on average."""
 

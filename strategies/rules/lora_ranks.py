@@ -29,8 +29,8 @@ from strategies.rules.lora_product import ROUNDING, Floats, Pair, filled
 from strategies.submodel import Submodel
 
 _WEAKEST = 1e-3
-"""Directions of A below this share of its strongest count as absent: B's step along one would be so much longer, and
-float32's rounding of it with it."""
+"""Directions of A below this share of its strongest count as absent: B's step along one, and its float32 rounding
+error, would be larger by the inverse of that share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,11 @@ class _OfRank:
 
     @property
     def settings(self) -> Mapping[str, str | int]:
+        """Entries of the message about the form of the vector."""
         return self._form.settings
 
     def joined(self, answer: ArrayRecord) -> ArrayRecord:
+        """The client's vector in the form of the global one; ValueError if it is not finite."""
         told = view(answer[self._name])
         new, change = self._vector.copy(), np.subtract(told, self._own, dtype=np.float64)
         with np.errstate(over="ignore"):

@@ -50,11 +50,11 @@ class ServerStep(FlowerFedAvg):
     moments: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()
     needs_steps: ClassVar[bool] = False
-    """Whether every reply must tell the number of local steps, above 0."""
+    """Whether every reply must report the number of local steps, above 0."""
     can_reset: ClassVar[bool] = True
-    """Whether `reset_state` forgets what was accumulated."""
+    """Whether `reset_state` drops the accumulators."""
     takes_mean: ClassVar[bool] = True
-    """Whether the clients' models are averaged with weights, so that another `mean` can take that one's place."""
+    """Whether the clients' models are averaged with weights, so that another `mean` can replace that average."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from strategies.secure.server import SecureSum, Summed
 from strategies.secure.terms import SecureSettings
 
 TALLIES: Mapping[str, tuple[str, ...]] = {"train": ("train-loss", "train-seconds")}
-"""By kind of exchange, the numbers of a reply that are told in sum."""
+"""Metrics of a reply that are summed, by kind of exchange."""
 
 
 @dataclass(frozen=True, slots=True)

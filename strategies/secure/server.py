@@ -21,11 +21,11 @@ from strategies.secure.terms import LARGEST_TALLY, TAIL, TALLY_STEP, WIDEST, Ter
 from strategies.untrusted_text import clean
 
 _Reader = Callable[[int, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
-"""(client, what it was asked, what it says) → what counts of it; raises _ReplyError."""
+"""(Client, message, reply) → the valid content of the reply; raises _ReplyError."""
 _KEY_BYTES = 32
 _COMMITMENT = re.compile("[0-9a-f]{64}")
 _OTHERS = 3
-"""The tail of a vector beside its tallies: the weight, whether it was cut, how many numbers were clipped."""
+"""Numbers after the tallies in a vector's tail: weight, whether it was cut, how many numbers were clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ def _shares_of(key: str) -> _Reader:
 
 
 def _vector(got: Mapping[str, Any], numbers: int, size: int, tail: int) -> dict[str, Any]:
-    """Read a masked vector of the third stage, with the short texts beside it."""
+    """Read a masked vector of the third stage, with short texts that came with it."""
     words, rest = got.get(w.SUM), got.get(w.TAIL)
     if got.get(w.NUMBERS) != numbers or not isinstance(words, bytes) or not isinstance(rest, bytes):
         raise _ReplyError(f"the reply holds no masked vector of {numbers} numbers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 RECORD: Final = "secure"
-"""The ConfigRecord of a message or a reply that belongs to a secure sum; in Flower's context what a client keeps."""
+"""The ConfigRecord of messages and replies of a secure sum; in Flower's context the client's state."""
 
 SESSION: Final = "session"
 STAGE: Final = "stage"
@@ -24,9 +24,9 @@ TAIL: Final = "tail"
 """bytes: masked tallies, the weight, whether it was cut, how many numbers were clipped."""
 NUMBERS: Final = "numbers"
 COMMITMENT: Final = "commitment"
-"""str: what a client commits itself to without telling it (stage 3, of an exchange in which some only cover others)."""
+"""str: a client's commitment to its hidden requests (stage 3, in cover exchanges)."""
 ACTIVE: Final = "active"
-"""list[int]: whose vectors arrived."""
+"""list[int]: clients whose vectors arrived."""
 DROPPED: Final = "dropped"
 SEED_SHARES: Final = "seed-shares"
 KEY_SHARES: Final = "key-shares"

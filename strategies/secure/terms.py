@@ -14,12 +14,12 @@ WIDEST = 64
 """Bits of the largest modulus."""
 LARGEST_CLIENTS = 1 << 16
 LEAST_CLIENTS = 3
-"""Of two clients that are left each knows the other's update when it knows the sum."""
+"""Fewest clients in a sum: of two, each could compute the other's update from the sum."""
 TALLY_STEP = 2.0**-16
 LARGEST_TALLY = 2.0**15
-"""Numbers told beside the update are fixed-point: clipped to ± this, in steps of `TALLY_STEP`."""
+"""Tallies are fixed-point: clipped to ± this, in steps of `TALLY_STEP`."""
 TAIL = 12
-"""No noise is drawn further out than so many standard deviations (probability below 1e-32 for each number)."""
+"""Noise is assumed to stay within so many standard deviations (exceeded with probability below 1e-32 per number)."""
 
 
 class TermsError(ValueError):
