@@ -36,7 +36,21 @@ def _in_unit_interval(values: np.ndarray, what: str) -> np.ndarray:
 
 
 def as_samples(samples: ArrayLike) -> np.ndarray:
-    """Check leakage samples; float64, (n,) or (Q, n). Raises ValueError as the module says."""
+    """Check leakage samples.
+
+    Parameters
+    ----------
+    samples : array (n,) or (Q, n), in [0, 1]
+
+    Returns
+    -------
+    array of that shape, float64
+
+    Raises
+    ------
+    ValueError
+        For no samples, another number of dimensions, NaN, or a value out of range.
+    """
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim not in (1, 2):
         raise ValueError(f"samples must be (n,) or (questions, n), got shape {values.shape}")

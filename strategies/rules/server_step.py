@@ -144,9 +144,19 @@ class ServerStep(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """φ_t and the averaged metrics; (None, None) without a valid reply.
+        """Aggregate the replies of a round; see `aggregate`.
 
-        Raises AggregationError, leaving the moments as they were, when the update is not finite.
+        Returns
+        -------
+        arrays : ArrayRecord or None
+            φ_t; None without a valid reply.
+        metrics : MetricRecord or None
+            The clients' metrics, averaged.
+
+        Raises
+        ------
+        AggregationError
+            As `aggregate`, which leaves the moments as they were, and before `configure_train`.
         """
         valid = valid_replies(self, replies)
         if not valid:
