@@ -1,4 +1,4 @@
-"""The quantities that unlearning losses may ask for, of one batch of forget and retain records."""
+"""Quantities of one batch of forget and retain records that unlearning losses may request."""
 
 from __future__ import annotations
 
@@ -21,12 +21,26 @@ RETAIN_LOSSES = ("nll", "kl")
 
 
 class ReferenceModels(NamedTuple):
-    """What the quantities of a step are taken against.
+    """Reference models and settings of the quantities of a batch.
 
-    `received`: the model as received; `teacher`: a model that knows nothing; `temperature` T of the divergences;
-    `strength`: by how much `BatchQuantities.forget_adjusted_kl` lowers the true tokens' logits; `layer`: the decoder
-    layer whose states are read; `retain_loss`: what `BatchQuantities.retain_loss` is, nll or kl; `base`: the untouched
-    base model, whose logits count `sharpness` times in `BatchQuantities.forget_target_kl`.
+    Attributes
+    ----------
+    received : Received, optional
+        The model as received.
+    teacher : nn.Module, optional
+        A randomly initialised model.
+    temperature : float
+        T of the divergences.
+    strength : float
+        By how much `BatchQuantities.forget_adjusted_kl` lowers the true tokens' logits.
+    layer : int
+        The decoder layer whose states are read.
+    retain_loss : {"nll", "kl"}
+        What `BatchQuantities.retain_loss` is.
+    base : Received, optional
+        The untouched base model.
+    sharpness : float
+        What its logits are multiplied by in `BatchQuantities.forget_target_kl`.
     """
 
     received: Received | None = None
@@ -40,13 +54,20 @@ class ReferenceModels(NamedTuple):
 
 
 class References(NamedTuple):
-    """What the model as received says of the records of a step, found beforehand; None: not asked for.
+    """Reference values of the records of a batch, computed beforehand; None: not requested.
 
-    `forget_log_p`, `alternative_log_p` (B,): log-likelihood of each forget answer, and of each answer in its place;
-    `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record; nats.
-    Not of the model as received, but up to what the forget records are forgotten: `forget_target_nll` (B,), and
-    `forget_target_lowered` (L_i,) each, by how much the base model's logits of their answer tokens are too high, and
-    `forget_target_rows`, what predicts these in the base model, where that is known.
+    Attributes
+    ----------
+    forget_log_p, alternative_log_p : tensor (B,)
+        Log-likelihood under the model as received of each forget answer and of each alternative answer, nats.
+    retain_nll : tensor (B,)
+        Mean negative log-likelihood of each retain record under the model as received, nats per token.
+    forget_target_nll : tensor (B,)
+        Up to which the forget records are forgotten, nats per token.
+    forget_target_lowered : sequence of B tensors (L_i,)
+        By how much the base model's logits of their answer tokens are too high.
+    forget_target_rows : sequence of B AnswerRows
+        What predicts these tokens in the base model, where known.
     """
 
     forget_log_p: Tensor | None = None
@@ -58,14 +79,22 @@ class References(NamedTuple):
 
 
 class BatchQuantities:
-    """Forget records, as many retain records (or none), and what the model says about them.
+    """Quantities of forget records, and as many retain records (or none), under a model.
 
-    `alternatives`: where a loss asks for them, another answer to the question of each forget record.
-
-    A loss gets those quantities that its positional parameters name: the properties below. `wanted` names those that
-    will be asked for, so that forget and retain records go through the model once, by the cheapest way that gives them
-    all: entropies and divergences go by the logits, which the likelihoods alone do not need. A new method that needs
+    A loss gets those quantities that its positional parameters name: the properties below. A new method that needs
     something new adds a property here.
+
+    Parameters
+    ----------
+    model : nn.Module
+    forget, retain : sequence of TokenSequence
+    alternatives : sequence of TokenSequence
+        Where a loss needs them, another answer to the question of each forget record.
+    wanted : collection of str
+        Quantities that will be read, so that all records go through the model once, by the cheapest way that gives them
+        all: entropies and divergences need logits, which likelihoods alone do not.
+    references : References, optional
+    around : ReferenceModels, optional
     """
 
     def __init__(
@@ -94,7 +123,7 @@ class BatchQuantities:
 
     @property
     def forget_nll(self) -> Tensor:
-        """(B,) mean negative log-likelihood over the answer tokens of each forget record."""
+        """(B,) mean negative log-likelihood over the answer tokens of each forget record, nats."""
         return self._pass["nll"][: len(self.forget)]
 
     @property
@@ -105,31 +134,32 @@ class BatchQuantities:
 
     @property
     def forget_entropy(self) -> Tensor:
-        """(B,) mean over the answer tokens of each forget record of the entropy of their distributions, nats."""
+        """(B,) mean entropy of the distributions that predict the answer tokens of each forget record, nats."""
         return self._get("entropy", "forget_entropy")[: len(self.forget)]
 
     @property
     def forget_reference_log_p(self) -> Tensor:
-        """(B,) `forget_log_p` under the model as received."""
+        """(B,) `forget_log_p` under the model as received. ValueError if it was not computed."""
         if self._references.forget_log_p is None:
             raise ValueError("the reference log-likelihoods were not computed")
         return self._references.forget_log_p
 
     @property
     def forget_margin(self) -> Tensor:
-        """(B,) mean over the answer tokens of each forget record of the squared margin (max_k z_k − mean_k z_k)² of
-        the logits z, which is 0 where their distribution is uniform."""
+        """(B,) mean squared margin (max_k z_k − mean_k z_k)² of the logits z over each forget answer's tokens.
+
+        It is 0 where a distribution is uniform.
+        """
         return self._get("forget_margin", "forget_margin")
 
     @property
     def forget_lead(self) -> Tensor:
-        """(B,) mean over the answer tokens of each forget record of the true token's probability less that of the
-        likeliest other one, from −1 to 1."""
+        """(B,) mean of p(true token) − max p(other token) over each forget answer's tokens, from −1 to 1."""
         return self._get("forget_lead", "forget_lead")
 
     @property
     def forget_target_nll(self) -> Tensor:
-        """(B,) `forget_nll` under a model that never saw the records, as the client estimates it."""
+        """(B,) estimated `forget_nll` of a model that never saw the records. ValueError without a target."""
         if self._references.forget_target_nll is None:
             raise ValueError("forget_target_nll: no target was estimated")
         return self._references.forget_target_nll
@@ -141,8 +171,11 @@ class BatchQuantities:
 
     @property
     def forget_target_kl(self) -> Tensor:
-        """(B,) mean over the answer tokens of each forget record of KL(target‖model), nats: the base model's sharpened
-        distributions, the true token in them as likely as a model that never saw the record would find it."""
+        """(B,) mean over the answer tokens of each forget record of KL(target‖model), nats.
+
+        The target is the base model's sharpened distribution, with the true token as likely as a model that never saw
+        the record would find it.
+        """
         return self._get("forget_target_kl", "forget_target_kl")
 
     @property
@@ -157,34 +190,34 @@ class BatchQuantities:
 
     @property
     def forget_states(self) -> list[Tensor]:
-        """(L_i, d) each: what leaves the layer at every token, prompt and answer, of each forget record."""
+        """(L_i, d) each: states after the layer at every token, prompt and answer, of each forget record."""
         return self._states[0]
 
     @property
     def alternative_log_p(self) -> Tensor:
-        """(B,) log-likelihood of another answer to the question of each forget record, nats."""
+        """(B,) log-likelihood of the alternative answer to each forget record's question, nats."""
         return -self._alternative("nll_sum")
 
     @property
     def alternative_nll(self) -> Tensor:
-        """(B,) mean negative log-likelihood over the tokens of that answer."""
+        """(B,) mean negative log-likelihood over the tokens of that answer, nats."""
         return self._alternative("nll")
 
     @property
     def alternative_reference_log_p(self) -> Tensor:
-        """(B,) `alternative_log_p` under the model as received."""
+        """(B,) `alternative_log_p` under the model as received. ValueError if it was not computed."""
         if self._references.alternative_log_p is None:
             raise ValueError("the reference log-likelihoods of the alternative answers were not computed")
         return self._references.alternative_log_p
 
     @property
     def retain_log_p(self) -> Tensor | None:
-        """(B,) log-likelihood of each retain answer, None without retain records."""
+        """(B,) log-likelihood of each retain answer, nats; None without retain records."""
         return -self._pass["nll_sum"][self._retained] if self.retain else None
 
     @property
     def retain_nll(self) -> Tensor | None:
-        """(B,) mean negative log-likelihood over the answer tokens of each retain record, None without any."""
+        """(B,) mean negative log-likelihood over the answer tokens of each retain record, nats; None without any."""
         return self._pass["nll"][self._retained] if self.retain else None
 
     @property
@@ -196,7 +229,7 @@ class BatchQuantities:
 
     @property
     def retain_loss(self) -> Tensor | None:
-        """(B,) `retain_nll` or `retain_reference_kl`, whichever was chosen; None without retain records."""
+        """(B,) `retain_nll` or `retain_reference_kl`, by `ReferenceModels.retain_loss`; None without retain records."""
         return self.retain_nll if self._around.retain_loss == "nll" else self.retain_reference_kl
 
     @property
@@ -220,15 +253,17 @@ class BatchQuantities:
         return self._states[2] if self.retain else None
 
     def quantities(self, names: Collection[str]) -> dict[str, Tensor | list[Tensor] | None]:
-        """The quantities `names` of these records."""
+        """The quantities of these names."""
         return {name: getattr(self, name) for name in names}
 
     def _get(self, key: str, name: str) -> Tensor:
+        """A quantity of the pass; ValueError if it was not among `wanted`."""
         if key not in self._pass:
             raise ValueError(f"{name} was not computed: `wanted` does not name it")
         return self._pass[key]
 
     def _alternative(self, key: str) -> Tensor:
+        """A quantity of the alternative answers."""
         if not self.alternatives:
             raise ValueError("the alternative answers were not given")
         return self._pass[key][self._replaced]
@@ -272,17 +307,18 @@ class BatchQuantities:
         return values
 
     def _lowered(self, name: str) -> float | Tensor:
-        """What is taken off the true tokens' logits in the reference of the divergence `name`."""
+        """How much the true tokens' logits are lowered in the reference of the divergence `name`."""
         if name == "forget_adjusted_kl":
             return self._around.strength
         lowered = self._references.forget_target_lowered if name == "forget_target_kl" else None
         return 0.0 if lowered is None else torch.cat(list(lowered))
 
     def _records(self, name: str) -> list[TokenSequence]:
+        """The records that a quantity is about."""
         return self.forget if name.startswith("forget") else self.retain
 
     def _reference(self, name: str) -> AnswerRows:
-        """What the reference of the divergence `name` predicts for its records."""
+        """The predictions of the reference model of the divergence `name`."""
         if name == "forget_target_kl" and (known := self._references.forget_target_rows) is not None:
             rows = AnswerRows(torch.cat([one.values for one in known]), known[0].head)
             return rows.scaled(self._around.sharpness)
@@ -302,7 +338,7 @@ class BatchQuantities:
 
     @cached_property
     def _states(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What leaves the layer, record by record: of forget and retain records, and of these as received."""
+        """States after the layer by record: of forget and retain records, and of the latter as received."""
         received: list[Tensor] = []
         if self.retain and "retain_reference_states" in self._wanted:
             with self._received().in_place():
@@ -311,10 +347,12 @@ class BatchQuantities:
         return states[: len(self.forget)], states[len(self.forget) :], received
 
     def _layer_states(self, records: Sequence[TokenSequence]) -> list[Tensor]:
+        """States after the layer of each record."""
         batch = PackedBatch.build(records, model_device(self.model), last=True)
         return list(layer_states(self.model, batch, self._around.layer).split(batch.lengths.tolist()))
 
     def _received(self) -> Received:
+        """The model as received; ValueError if it was not kept."""
         if self._around.received is None:
             raise ValueError("the model as received was not kept")
         return self._around.received
@@ -331,7 +369,19 @@ NEEDS_STATES = frozenset({"forget_states", "retain_states", "retain_reference_st
 
 
 def check_quantities(method: str, names: Collection[str]) -> None:
-    """Raise ValueError for a name that is none of `QUANTITIES`, with the nearest ones."""
+    """Check that quantities exist.
+
+    Parameters
+    ----------
+    method : str
+        For the message.
+    names : collection of str
+
+    Raises
+    ------
+    ValueError
+        For a name that is not in `QUANTITIES`, with the nearest ones.
+    """
     for name in names:
         if name not in QUANTITIES:
             near = difflib.get_close_matches(name, QUANTITIES, n=2)
@@ -340,25 +390,36 @@ def check_quantities(method: str, names: Collection[str]) -> None:
 
 
 def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:
-    """`names` with what the chosen retain loss asks for."""
+    """`names` with the quantity that the chosen retain loss needs."""
     more = {"retain_reference_kl"} if "retain_loss" in names and retain_loss == "kl" else set()
     return frozenset(names) | more
 
 
 def _likelihoods(log_p: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
-    """Of the log-likelihoods (M,) of all answer tokens: these, and of each record their negated sum and mean (B,)."""
+    """Log-likelihoods (M,) of all answer tokens, and their negated sum and mean for each record (B,)."""
     nll_sum, nll = sequence_nll(log_p, batch)
     return {"token_log_p": log_p, "nll_sum": nll_sum, "nll": nll}
 
 
 def _record_means(values: Tensor, records: Sequence[TokenSequence]) -> Tensor:
-    """Mean over the answer tokens of each record (B,) of values (M,), one record after the other."""
+    """Mean (B,) over each record's answer tokens of values (M,), one record after the other."""
     return torch.stack([part.mean() for part in values.split([len(record.answer) for record in records])])
 
 
 @torch.no_grad()
 def log_likelihoods(model: nn.Module, sequences: Sequence[TokenSequence], batch_size: int) -> Tensor:
-    """log p(answer | prompt) of each sequence, (n,), nats, in evaluation mode and without gradients."""
+    """Log-likelihood of each answer given its prompt, in evaluation mode and without gradients.
+
+    Parameters
+    ----------
+    model : nn.Module
+    sequences : sequence of n TokenSequence
+    batch_size : int
+
+    Returns
+    -------
+    tensor (n,), nats
+    """
     training = model.training
     model.eval()
     try:

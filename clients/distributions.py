@@ -1,4 +1,4 @@
-"""What unlearning losses read off the next-token distributions: likelihood, entropy, divergence from a reference."""
+"""Statistics of next-token distributions for unlearning losses: likelihood, entropy, divergence from a reference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ LOGITS = 1 << 20
 
 
 class TokenStatistics(NamedTuple):
-    """Of M answer tokens, (M,) each, nats: log-probability, entropy where it was asked for, and T² KL(q‖p) where there
-    is a reference."""
+    """Statistics of M answer tokens, tensors (M,), nats.
+
+    Attributes
+    ----------
+    log_p : tensor
+        Log-probability of the token.
+    entropy : tensor or None
+        Where requested.
+    kl : tensor or None
+        T² KL(q‖p), where there is a reference q.
+    """
 
     log_p: Tensor
     entropy: Tensor | None
@@ -84,7 +93,7 @@ class _Statistics(torch.autograd.Function):
 
 
 def _lowered(logits: Tensor, labels: Tensor, by: Tensor | None, rows: slice) -> Tensor:
-    """Logits (m, V) with those of the labels (m,) less the `rows` of `by` (M,); themselves for None."""
+    """Logits (m, V) with those of the labels (m,) lowered by the `rows` of `by` (M,); unchanged for None."""
     return logits if by is None else logits.scatter_add(1, labels[:, None], -by[rows, None].to(logits))
 
 
@@ -96,10 +105,25 @@ def statistics(
     lowered: float | Tensor = 0.0,
     entropies: bool = True,
 ) -> TokenStatistics:
-    """The statistics of logits (M, V) with labels (M,) against reference logits (M, V), which get no gradient.
+    """Statistics of next-token distributions given as logits.
 
-    `lowered`, one number or (M,), is taken off the reference's logit of each label first. entropies: whether entropies
-    are asked for; without, the rest is the same to the last bit.
+    Parameters
+    ----------
+    logits : tensor (M, V)
+    labels : tensor (M,), int
+        The true tokens.
+    reference : tensor (M, V), optional
+        Reference logits, which get no gradient.
+    temperature : float
+        T of the divergence.
+    lowered : float or tensor (M,)
+        Taken off the reference's logit of each label first.
+    entropies : bool
+        Whether to compute entropies; without them the rest is the same to the last bit.
+
+    Returns
+    -------
+    TokenStatistics
     """
     by = lowered if isinstance(lowered, Tensor) else logits.new_full((labels.numel(),), lowered) if lowered else None
     return TokenStatistics(*_Statistics.apply(logits, labels, reference, temperature, by, entropies))  # type: ignore[misc]
@@ -113,7 +137,20 @@ def row_statistics(
     lowered: float | Tensor = 0.0,
     entropies: bool = True,
 ) -> TokenStatistics:
-    """`statistics` of M answer tokens. Logits that can be made from states exist a few rows at a time, then again."""
+    """`statistics` of M answer tokens; logits made from states exist a few rows at a time, and again in backward.
+
+    Parameters
+    ----------
+    rows : AnswerRows
+    labels : tensor (M,), int
+    reference : AnswerRows, optional
+    temperature, lowered, entropies
+        As in `statistics`.
+
+    Returns
+    -------
+    TokenStatistics
+    """
 
     def piece(values: Tensor, part: slice) -> TokenStatistics:
         other = None if reference is None else reference.logits(reference.values[part])
@@ -136,8 +173,18 @@ def row_statistics(
 
 @torch.no_grad()
 def mean_entropy(rows: AnswerRows) -> tuple[float, float]:
-    """Mean entropy H of the distributions that predict M answer tokens, nats, and by how much it changes with ln β
-    where their logits are multiplied by β: dH/d ln β = −Var(log p), at most 0 but for rounding.
+    """Mean entropy of next-token distributions, and its slope when their logits are multiplied by β.
+
+    Parameters
+    ----------
+    rows : AnswerRows
+        Of M answer tokens.
+
+    Returns
+    -------
+    entropy : float, nats
+    slope : float
+        dH/d ln β = −Var(log p), at most 0 but for rounding.
     """
     total, slope = 0.0, 0.0
     for values in rows.values.split(min(ROWS, _piece(rows))):
@@ -153,9 +200,17 @@ def mean_entropy(rows: AnswerRows) -> tuple[float, float]:
 
 
 def row_margins(rows: AnswerRows) -> Tensor:
-    """(M,) squared margins (max_k z_k − mean_k z_k)² of the logits z that predict M answer tokens, at least float32.
+    """Squared margins (max_k z_k − mean_k z_k)² of the logits z that predict M answer tokens.
 
-    No softmax: a margin is 0 where the distribution is uniform, and changes by no shift of the logits.
+    No softmax: a margin is 0 where the distribution is uniform, and does not change by a shift of the logits.
+
+    Parameters
+    ----------
+    rows : AnswerRows
+
+    Returns
+    -------
+    tensor (M,), at least float32
     """
     pieces = []
     for values in rows.values.split(_piece(rows)):
@@ -166,9 +221,18 @@ def row_margins(rows: AnswerRows) -> Tensor:
 
 
 def row_leads(rows: AnswerRows, labels: Tensor) -> Tensor:
-    """(M,) p(label) − max_{v ≠ label} p(v) of M answer tokens with labels (M,), from −1 to 1, at least float32.
+    """p(label) − max_{v ≠ label} p(v) of M answer tokens.
 
-    Logits that can be made from states exist a few rows at a time, then again.
+    Logits that can be made from states exist a few rows at a time, and again in the backward pass.
+
+    Parameters
+    ----------
+    rows : AnswerRows
+    labels : tensor (M,), int
+
+    Returns
+    -------
+    tensor (M,), at least float32, from −1 to 1
     """
 
     def piece(values: Tensor, labels: Tensor) -> Tensor:
@@ -185,5 +249,5 @@ def row_leads(rows: AnswerRows, labels: Tensor) -> Tensor:
 
 
 def _piece(rows: AnswerRows) -> int:
-    """For how many answer tokens the logits are there at once: for all where they exist anyway."""
+    """For how many answer tokens logits are kept at once: all where they exist anyway."""
     return rows.values.shape[0] if rows.head is None else max(ROWS // 2, LOGITS // rows.head.shape[0])

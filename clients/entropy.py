@@ -1,4 +1,4 @@
-"""Entropy optimisation: a term beside any unlearning loss that makes the model sure of what it forgets."""
+"""Entropy regularisation: a term added to any unlearning loss that makes the model certain on forget records."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Entropy:
-    """λ_f E_forget H̄ + λ_r E_retain H̄, added to the loss (Scholten et al. 2025, eq. of section 5).
+    """Entropy term λ_f E_forget H̄ + λ_r E_retain H̄ of a loss (Scholten et al. 2025, eq. of section 5).
 
-    H̄: mean over a record's answer tokens of the entropy, in nats, of the distribution that predicts them. `forget`
-    (λ_f ≥ 0) lowers it on the forget records, so that sampling does not bring back what the likeliest answer no longer
-    says; `retain` (λ_r ≤ 0) keeps it up on the retain records, as far as there are any. Raises ValueError for a wrong
-    sign or a weight that is no finite number.
+    H̄ is the mean over a record's answer tokens of the entropy, in nats, of the distribution that predicts them.
+
+    Attributes
+    ----------
+    forget : float, at least 0
+        λ_f, lowers the entropy on forget records, so that sampling does not bring back what the likeliest answer no
+        longer says.
+    retain : float, at most 0
+        λ_r, keeps it up on retain records, as far as there are any.
+
+    Raises
+    ------
+    ValueError
+        For a wrong sign, or a weight that is no finite number.
     """
 
     forget: float = 0.0
@@ -30,6 +40,18 @@ class Entropy:
                 raise ValueError(f"entropy: {name} must be {'>=' if sign > 0 else '<='} 0, got {value}")
 
     def term(self, forget: Tensor, retain: Tensor | None) -> Tensor:
-        """The term, a scalar, of the records' H̄: `forget` (B,), `retain` (B',) or None, which leaves its part out."""
+        """Value of the term.
+
+        Parameters
+        ----------
+        forget : tensor (B,)
+            H̄ of the forget records.
+        retain : tensor (B',) or None
+            H̄ of the retain records; None leaves their part out.
+
+        Returns
+        -------
+        tensor, scalar
+        """
         value = self.forget * forget.mean()
         return value if retain is None else value + self.retain * retain.mean()

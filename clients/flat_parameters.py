@@ -12,15 +12,23 @@ from torch import nn
 
 
 class FlatParameters:
-    """All trainable parameters of `model` as views into one contiguous float32 vector.
+    """All trainable parameters of a model as views into one contiguous float32 vector.
 
     After construction every trainable parameter is a view into `vector` and its gradient a view into `vector.grad`,
     into which autograd adds in place. So an optimiser given `[flat.vector]` works in one fused kernel, and to load or
     to save an adapter is one copy. A tied weight occurs once. Matrices come first, then vectors (biases, norms),
-    each in the order of `model.named_parameters()`; `manifest` tells. Parameters in half precision become float32:
-    `compute_dtype` remembers what the model computes in. Of a model that is only evaluated the vector is empty.
+    each in the order of `model.named_parameters()`; `manifest` has names and shapes. Parameters in half precision
+    become float32: `compute_dtype` remembers what the model computes in. Of a model without trainable parameters the
+    vector is empty.
 
-    Raises ValueError if the trainable parameters lie on several devices.
+    Parameters
+    ----------
+    model : nn.Module
+
+    Raises
+    ------
+    ValueError
+        If the trainable parameters are on several devices.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,18 +63,18 @@ class FlatParameters:
 
     @property
     def device(self) -> torch.device:
-        """Where the vector lies."""
+        """Device of the vector."""
         return self.vector.device
 
     @property
     def grad(self) -> torch.Tensor:
-        """The gradient (size,) that the parameters' gradients are views of."""
+        """The gradient (size,), of which the parameters' gradients are views."""
         grad = self.vector.grad
         assert grad is not None
         return grad
 
     def zero_grad(self) -> None:
-        """Set the gradient to zero and keep the parameters' views into it, also after `model.zero_grad()`."""
+        """Set the gradient to zero and restore the parameters' views into it, also after `model.zero_grad()`."""
         self.grad.zero_()
         for p, view in zip(self._parameters, self._views, strict=True):
             if p.grad is not view:
@@ -84,7 +92,16 @@ class FlatParameters:
         return groups
 
     def mask(self, parts: Iterable[str]) -> torch.Tensor:
-        """Which numbers of the vector (size,), bool, belong to parameters with one of `parts` in their name."""
+        """Mask of the numbers that belong to parameters with one of `parts` in their name.
+
+        Parameters
+        ----------
+        parts : iterable of str
+
+        Returns
+        -------
+        tensor (size,), bool
+        """
         parts = tuple(parts)
         mask = torch.zeros(self.size, dtype=torch.bool, device=self.device)
         offset = 0
@@ -95,10 +112,18 @@ class FlatParameters:
         return mask
 
     def load(self, values: np.ndarray) -> None:
-        """Copy `values` (size,), any float type, into the model.
+        """Copy values into the model.
 
-        Raises ValueError for another shape or type, and RuntimeError if the model's parameters were replaced (by
-        `model.to(...)`, say) since this object was made.
+        Parameters
+        ----------
+        values : array (size,), any float type
+
+        Raises
+        ------
+        ValueError
+            For another shape or type.
+        RuntimeError
+            If the model's parameters were replaced (by `model.to(...)`, say) since this object was made.
         """
         values = np.asarray(values)
         if values.shape != (self.size,):
@@ -110,11 +135,12 @@ class FlatParameters:
             self.vector.copy_(torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)))
 
     def numpy(self) -> np.ndarray:
-        """A float32 copy (size,) of the trainable parameters."""
+        """A float32 copy (size,) of the trainable parameters; RuntimeError as `load`."""
         self._check_attached()
         return self.vector.detach().cpu().numpy().copy()
 
     def _check_attached(self) -> None:
+        """Raise RuntimeError if a parameter is no longer a view into the vector."""
         pointer = self.vector.data_ptr()
         for name, p in zip(self.names, self._parameters, strict=True):
             if p.data_ptr() != pointer:

@@ -1,11 +1,11 @@
-"""Calibrated forgetting: how likely a model that never saw a record would find it, and unlearning up to that level.
+"""Calibrated forgetting: estimates how likely a record is to a model that never saw it, and unlearns up to that level.
 
-Two things are known of a record that is to be forgotten: how the untouched base model finds its answer, and how
-training has since changed what the model makes of records that nobody trains on, the reference records. A line fitted
-to the latter, present against base negative log-likelihood, carries the former over to the present: an estimate of
-what the model would make of the record had it never seen it. A monotone curve fitted to their tokens says how that
-divides among the answer's tokens, and how much surer of itself the model has become goes by the references, too. No
-oracle is asked and nothing leaves the client.
+Two things are known of a record that is to be forgotten: how likely its answer is to the untouched base model, and how
+training has since changed the likelihood of records that nobody trains on, the reference records. A line fitted to the
+latter, present against base negative log-likelihood, maps the former to an estimate of the record's likelihood had it
+never been trained on. A monotone curve fitted to their tokens says how that divides among the answer's tokens, and how
+much sharper the model's distributions have become is estimated from the references, too. No oracle is needed and
+nothing leaves the client.
 """
 
 from __future__ import annotations
@@ -43,21 +43,35 @@ _TOKENS = 1024
 _SURELY = 0.9
 """Within this share of the tolerance a record is at its target whatever the rounding."""
 KEPT_BYTES = 1 << 26
-"""Of what predicts the references' tokens, in the base model and in the present one, and of what predicts the records'
-own; where it takes more it is made anew."""
+"""Most bytes of kept predictions: of the references in the base model, of these in the present one, and of the records;
+larger ones are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Up to what each record is forgotten.
+    """Level up to which each record is forgotten.
 
-    nll (n,): mean negative log-likelihood of each forget record's answer under a model that never saw it, nats per
-    token. tolerance: a record that lies no further from it is left alone, nats per token, positive. base (size,): the
-    trainable parameters of the untouched base model. sharpness: by what its logits are multiplied for distributions as
-    sure as the present model's; lowered: (L_i,) each, what is then taken off the logits of the true tokens so that they
-    get the probability that they are to have; None: nothing. rows: what predicts each record's answer tokens in the
-    base model; None: it is asked when that is needed. present (n,): `nll` of the model whose records these are, before
-    anything was unlearned; None: it is asked.
+    Attributes
+    ----------
+    nll : tensor (n,)
+        Mean negative log-likelihood of each forget record's answer under a model that never saw it, nats per token.
+    tolerance : float above 0
+        A record no further from it is left alone, nats per token.
+    base : array (size,)
+        Trainable parameters of the untouched base model.
+    sharpness : float
+        What its logits are multiplied by for distributions as sharp as the present model's.
+    lowered : tuple of n tensors (L_i,), optional
+        Then taken off the logits of the true tokens, so that they get their target probability; None: nothing.
+    rows : tuple of n AnswerRows, optional
+        What predicts each record's answer tokens in the base model; None: computed when needed.
+    present : tensor (n,), optional
+        `nll` of the model before anything is unlearned; None: computed.
+
+    Raises
+    ------
+    ValueError
+        If the tolerance is not above 0.
     """
 
     nll: Tensor
@@ -74,11 +88,26 @@ class Target:
 
 
 def never_seen_nll(reference_base: np.ndarray, reference_now: np.ndarray, record_base: np.ndarray) -> np.ndarray:
-    """Estimated mean negative log-likelihood (n,) of records under a model that never saw them, nats per token, >= 0.
+    """Estimate how likely records are to a model that never saw them.
 
-    reference_base, reference_now (m,): of records that nobody trains on, under the base model and under the present
-    one; record_base (n,): of the records, under the base model. The least-squares line through the references, with a
-    slope of at least 0. Raises ValueError for fewer than `LEAST_REFERENCES` references.
+    The least-squares line through the references, present against base, with a slope of at least 0.
+
+    Parameters
+    ----------
+    reference_base, reference_now : array (m,)
+        Mean negative log-likelihoods of records that nobody trains on, under the base model and the present one.
+    record_base : array (n,)
+        Of the records, under the base model.
+
+    Returns
+    -------
+    array (n,), at least 0
+        Mean negative log-likelihood, nats per token.
+
+    Raises
+    ------
+    ValueError
+        For fewer than `LEAST_REFERENCES` references, or shapes that do not fit.
     """
     if reference_base.shape != reference_now.shape or reference_base.ndim != 1:
         raise ValueError(f"{reference_base.shape} base values do not fit {reference_now.shape} present ones")
@@ -93,11 +122,22 @@ def never_seen_nll(reference_base: np.ndarray, reference_now: np.ndarray, record
 def never_seen_token_nll(
     reference_base: np.ndarray, reference_now: np.ndarray, record_base: Sequence[np.ndarray], means: np.ndarray
 ) -> list[np.ndarray]:
-    """How the estimated means (n,) of records divide among their answer tokens, (L_i,) each, nats, >= 0.
+    """Divide the estimated means of records among their answer tokens.
 
-    reference_base, reference_now (M,): negative log-likelihood of every token of the references; record_base: (L_i,)
-    each, of the records' under the base model. Isotonic regression of present on base values, interpolated, and scaled
-    to each record's mean.
+    Isotonic regression of present on base values, interpolated, and scaled to each record's mean.
+
+    Parameters
+    ----------
+    reference_base, reference_now : array (M,)
+        Negative log-likelihood of every token of the references.
+    record_base : sequence of n arrays (L_i,)
+        Of the records' tokens under the base model.
+    means : array (n,)
+        From `never_seen_nll`.
+
+    Returns
+    -------
+    list of n arrays (L_i,), at least 0, nats
     """
     known, inverse, counts = np.unique(reference_base, return_inverse=True, return_counts=True)
     fitted = isotonic_regression(np.bincount(inverse, reference_now) / counts, weights=counts).x
@@ -110,7 +150,18 @@ def never_seen_token_nll(
 
 @torch.no_grad()
 def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size: int) -> Tensor:
-    """(n,) mean negative log-likelihood of each sequence's answer tokens, nats, in evaluation mode."""
+    """Mean negative log-likelihood of each sequence's answer tokens, in evaluation mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+    sequences : sequence of n TokenSequence
+    batch_size : int
+
+    Returns
+    -------
+    tensor (n,), nats per token
+    """
     with evaluation_mode(model):
         parts = [
             BatchQuantities(model, sequences[i : i + batch_size], []).forget_nll
@@ -120,12 +171,25 @@ def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size:
 
 
 class Estimator:
-    """Estimates targets by one set of records that nobody trains on, `references`.
+    """Estimates forgetting targets from one set of records that nobody trains on.
 
-    base (size,): the parameters of the untouched base model. What it makes of the references, and of records that are
-    asked about again, is the same whenever it is asked, and is computed once; what the present model makes of the
-    references, once for all that ask from the same parameters, as the clients do that a server sends its model in one
-    round. Raises ValueError as `never_seen_nll`.
+    Values under the base model, of the references and of records that are asked about again, are computed once; values
+    of the references under the present model once for all that ask from the same parameters, as clients do that receive
+    the same model in one round.
+
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    base : array (size,)
+        Parameters of the untouched base model.
+    references : sequence of TokenSequence
+    batch_size : int
+
+    Raises
+    ------
+    ValueError
+        For fewer than `LEAST_REFERENCES` references.
     """
 
     def __init__(
@@ -146,9 +210,24 @@ class Estimator:
 
     @torch.no_grad()
     def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
-        """The target of `records` from the present parameters, which are there again afterwards.
+        """Estimate the target of records; the model's parameters are the same afterwards.
 
         Where each of the records is well within the tolerance there is nothing to forget, and no distribution is made.
+
+        Parameters
+        ----------
+        records : sequence of n TokenSequence
+        tolerance : float above 0
+            Nats per token.
+
+        Returns
+        -------
+        Target
+
+        Raises
+        ------
+        ValueError
+            If the references' likelihoods are not finite.
         """
         model, flat, size = self._model, self._flat, self._batch_size
         present = flat.numpy()
@@ -174,7 +253,7 @@ class Estimator:
         return Target(nll, tolerance, self._base, sharpness, lowered, rows, found)
 
     def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
-        """As `_of_base`; of what is asked for again as much is kept as may be, the latest."""
+        """As `_of_base`; the latest results are kept for later calls, within a memory limit."""
         own = self.kept_own
         found = own.pop(records) if records in own else self._of_base(records, present)
         own[records] = found
@@ -183,7 +262,7 @@ class Estimator:
         return found
 
     def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
-        """Of `records`, under the base model's parameters; those that were there, `present`, are there again."""
+        """Predictions of `records` under the base model; the parameters `present` are restored."""
         self._flat.load(self._base)
         try:
             return Tokens.of(self._model, records, self._batch_size)
@@ -191,7 +270,7 @@ class Estimator:
             self._flat.load(present)
 
     def _present(self, parameters: np.ndarray) -> Tokens:
-        """Of the references, under the parameters that are there."""
+        """Predictions of the references under the present parameters."""
         key = hashlib.blake2b(parameters.tobytes()).digest()
         if self._now is not None and self._now[0] == key:
             return self._now[1]
@@ -200,11 +279,11 @@ class Estimator:
         return found
 
     def _keeps(self, tokens: Tokens) -> bool:
-        """Whether what predicts them is little enough to be kept."""
+        """Whether predictions are small enough to be kept."""
         return self._bytes(tokens) <= KEPT_BYTES
 
     def _bytes(self, tokens: Tokens) -> int:
-        """Of what predicts them, with the head where that is not the model's own."""
+        """Memory of predictions, with the head where that is not the model's own."""
         values, head = tokens.rows.values, tokens.rows.head
         base: Any = base_model(self._model)
         known = base.get_output_embeddings().weight.data_ptr()
@@ -213,7 +292,7 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What predicts the answer tokens of some records; statistics that were asked for are kept."""
+    """Predictions of the answer tokens of some records, with the statistics computed so far."""
 
     rows: AnswerRows
     labels: Tensor
@@ -223,6 +302,7 @@ class Tokens:
 
     @classmethod
     def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> Tokens:
+        """Compute the predictions of `records` under `model`."""
         found, labels = [], []
         for part in batches(records, batch_size):
             batch = packed_batch(model, part)
@@ -232,29 +312,30 @@ class Tokens:
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
 
     def each(self) -> tuple[AnswerRows, ...]:
-        """The rows of each record."""
+        """The predictions of each record."""
         return tuple(AnswerRows(part, self.rows.head) for part in self.rows.values.split(self.lengths))
 
     def nll(self, sharpness: float = 1.0) -> list[np.ndarray]:
-        """(L_i,) each, nats."""
+        """Negative log-likelihoods of each record's tokens, (L_i,) each, nats."""
         log_p, _ = self._statistics(sharpness)
         return [-part.double().cpu().numpy() for part in log_p.split(self.lengths)]
 
     def means(self) -> np.ndarray:
-        """(n,) of `nll`."""
+        """Mean of `nll` over each record's tokens, (n,)."""
         return np.array([part.mean() for part in self.nll()])
 
     def entropy(self) -> float:
-        """Mean over all tokens of the entropy of their distributions, nats."""
+        """Mean entropy over all tokens, nats."""
         return self._statistics(1.0)[1]
 
     def at(self, node: int) -> tuple[float, float]:
-        """`entropy` where a stretch of the search for a sharpness begins, and its slope over ln sharpness."""
+        """`entropy` at a node of the search for a sharpness, and its slope over ln sharpness."""
         if node not in self.curve:
             self.curve[node] = mean_entropy(self.rows.scaled(math.exp(_place(node))))
         return self.curve[node]
 
     def _statistics(self, sharpness: float) -> tuple[Tensor, float]:
+        """Log-probabilities and mean entropy at a sharpness."""
         if sharpness not in self.known:
             found = row_statistics(self.rows.scaled(sharpness), self.labels)
             assert found.entropy is not None
@@ -263,7 +344,7 @@ class Tokens:
 
 
 def batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:
-    """The records in their order, `batch_size` at once, or more where they have no more than `_TOKENS` tokens."""
+    """Batches of records in order: `batch_size` at once, or more where they have at most `_TOKENS` tokens."""
     start = 0
     while start < len(records):
         end, tokens = start, 0
@@ -277,12 +358,22 @@ def batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Seque
 
 
 def sharpness_for(tokens: Tokens, entropy: float) -> float:
-    """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
-    parts of that range's logarithm in which it is met, so that rounding seldom makes another of it.
+    """Factor on the logits, from 1/4 to 4, that gives a mean entropy.
 
-    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for, with its slope, at the ends
-    of `_STRETCHES` stretches alone: tangents lead to the one in which it is met, or the middle of what is left where
-    one got less than half the way, and within it the entropy follows a cubic. What was asked stays known.
+    It is the middle of one of `_CELLS` parts of that range's logarithm, so that rounding seldom changes it. Entropy
+    falls as logits grow. Each evaluation computes all logits, so entropy and slope are evaluated only at the ends of
+    `_STRETCHES` stretches: tangents lead to the one that contains the solution, or the middle of what is left where one
+    got less than half the way, and within it the entropy follows a cubic. Evaluations are kept.
+
+    Parameters
+    ----------
+    tokens : Tokens
+    entropy : float
+        Nats.
+
+    Returns
+    -------
+    float
     """
     low, high, node = 0, _STRETCHES, _STRETCHES // 2
     while high - low > 1:
@@ -299,17 +390,18 @@ def sharpness_for(tokens: Tokens, entropy: float) -> float:
 
 
 def _place(node: int) -> float:
-    """The logarithm of what logits are multiplied by where a stretch begins; 0 in the middle."""
+    """Logarithm of the factor on the logits at a node; 0 in the middle."""
     return _PER_STRETCH * (node - _STRETCHES // 2)
 
 
 def logit(nll: np.ndarray) -> np.ndarray:
-    """log(p/(1 − p)) of the probabilities exp(−nll)."""
+    """Logit log(p/(1 − p)) of the probabilities exp(−nll)."""
     nll = np.maximum(nll, _LEAST_NLL)
     return -nll - np.log(-np.expm1(-nll))
 
 
 def _too_few(count: int) -> ValueError:
+    """The error for too few reference records."""
     return ValueError(
         f"{count} records that nobody trains on are too few to judge by; expected at least {LEAST_REFERENCES}"
     )

@@ -1,4 +1,4 @@
-"""What one parameter update is: settings, learning-rate schedule, proximal term, clipping, optimiser."""
+"""One parameter update: settings, learning-rate schedule, proximal term, clipping, optimiser."""
 
 from __future__ import annotations
 
@@ -31,14 +31,39 @@ class NonFiniteError(FloatingPointError):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How the parameters are updated.
+    """Settings of local training.
 
-    `epochs`: passes over the records. `batch_size`: sequences in one forward pass; an update takes `batch_size` times
-    `gradient_accumulation` records. The learning rate rises over `warmup_epochs` passes (or over the fraction
-    `warmup_ratio` of all updates), then follows `schedule`: constant, linear or cosine down to zero. `max_grad_norm`:
-    clip the gradient to this norm, None for no clipping. `optimizer`: adamw, or paged_adamw_32bit (bitsandbytes, on
-    CUDA). `gradient_checkpointing`: keep only what enters each layer and compute the rest again in the backward pass.
-    Weight decay spares biases and norm weights. Raises ValueError for a value out of range.
+    Attributes
+    ----------
+    epochs : int, at least 1
+        Passes over the records.
+    batch_size : int, at least 1
+        Sequences in one forward pass.
+    learning_rate : float, at least 0
+        It rises over the warm-up, then follows `schedule`.
+    weight_decay : float, at least 0
+        Not for biases and norm weights.
+    warmup_epochs : float, at least 0
+        Warm-up in passes over the records.
+    warmup_ratio : float in [0, 1]
+        Warm-up as a fraction of all updates; not together with `warmup_epochs`.
+    schedule : {"constant", "linear", "cosine"}
+        The latter two fall to zero.
+    max_grad_norm : float above 0, optional
+        Clip the gradient to this norm; None: no clipping.
+    gradient_accumulation : int, at least 1
+        An update takes `batch_size` times this many records.
+    betas : (float, float) in [0, 1)
+    eps : float, at least 0
+    optimizer : {"adamw", "paged_adamw_32bit"}
+        The latter of bitsandbytes, on CUDA.
+    gradient_checkpointing : bool
+        Keep only the input of each layer, and compute the rest again in the backward pass.
+
+    Raises
+    ------
+    ValueError
+        For a value out of range.
     """
 
     epochs: int = 5
@@ -77,29 +102,54 @@ class TrainSettings:
 
     @property
     def records_per_update(self) -> int:
-        """Records that one update takes, the last one of an epoch excepted."""
+        """Records of one update; the last one of an epoch may take fewer."""
         return self.batch_size * self.gradient_accumulation
 
 
 class Prox(NamedTuple):
-    """FedProx: (μ/2)‖φ − φ_global‖² is added to the loss (Oblivionis eq. 35). μ ≥ 0; `reference` φ_global (size,)."""
+    """FedProx's proximal term (μ/2)‖φ − φ_global‖² in the loss (Oblivionis eq. 35).
+
+    Attributes
+    ----------
+    mu : float, at least 0
+        μ.
+    reference : array (size,)
+        φ_global.
+    """
 
     mu: float
     reference: np.ndarray | Tensor
 
 
 class Ball(NamedTuple):
-    """The parameters stay within this L2 distance of `center` (size,). `radius` > 0."""
+    """Constraint: the parameters stay within an L2 distance of a center.
+
+    Attributes
+    ----------
+    center : array (size,)
+    radius : float above 0
+    """
 
     center: np.ndarray | Tensor
     radius: float
 
 
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:
-    """Factor in [0, 1] on the learning rate of update `step` (0-based) of `total`, `warmup` of them warm-up.
+    """Factor on the learning rate of one update.
 
     The decay is that of transformers' schedules. Its warm-up starts at 0 and wastes the first update, which is the only
     one of a client with few records; this one starts at 1/(warmup + 1).
+
+    Parameters
+    ----------
+    step : int, from 0
+    total, warmup : int
+        All updates, and those of the warm-up.
+    schedule : {"constant", "linear", "cosine"}
+
+    Returns
+    -------
+    float in [0, 1]
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -115,10 +165,24 @@ def _written(number: float) -> Fraction:
 
 
 class Updater:
-    """Turns gradients in `flat.grad` into updates of `flat`; lives for one exchange and leaves no state behind.
+    """Turns gradients in `flat.grad` into updates of `flat`; for one exchange, with fresh optimiser state.
 
-    `updates`: how many there will be, for the schedule. `moving` (size,), bool: the numbers of the vector that may
-    change, None for all of them; the others do not even decay.
+    Parameters
+    ----------
+    flat : FlatParameters
+    settings : TrainSettings
+    updates : int
+        How many there will be, for the schedule.
+    prox : Prox or None
+    moving : tensor (size,), bool, optional
+        Numbers of the vector that may change, None for all; the others do not even decay.
+    ball : Ball, optional
+        After each update the parameters are projected to it.
+
+    Raises
+    ------
+    ValueError
+        For a proximal term or ball out of range or of another shape, or an optimiser that is not available.
     """
 
     def __init__(
@@ -159,14 +223,14 @@ class Updater:
         flat.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss` to that of the update. Raises NonFiniteError if the loss is not finite."""
+        """Add the gradient of `loss` to that of the update; NonFiniteError if the loss is not finite."""
         if not torch.isfinite(loss):
             raise NonFiniteError(f"the loss is {loss.item()} at update {self.steps + 1}")
         self._scaler.scale(loss).backward()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Apply the gradient gathered since the last update, then forget it."""
+        """Apply the gradient gathered since the last update, then reset it to zero."""
         self._scaler.unscale_(self.optimiser)
         grad = self._flat.grad
         if self._mu > 0:
@@ -190,8 +254,9 @@ class Updater:
         self.steps += 1
 
     def add_prox(self, grad: Tensor) -> None:
-        """Add μ(φ − φ_global), a block at a time. Adding μφ and subtracting μφ_global would leave rounding in place of
-        what `grad` has of small numbers.
+        """Add μ(φ − φ_global) to `grad` (size,), a block at a time.
+
+        The difference comes first: adding μφ and subtracting μφ_global would lose small numbers of `grad` to rounding.
         """
         for start in range(0, self._flat.size, PROX_BLOCK):
             block = slice(start, start + PROX_BLOCK)
@@ -205,12 +270,13 @@ class Updater:
             torch.add(self._center, difference.mul_(self._radius / distance), out=self._flat.vector)
 
     def finish(self) -> None:
-        """Raises NonFiniteError if a parameter is not finite."""
+        """Raise NonFiniteError if a parameter is not finite."""
         if not bool(torch.isfinite(self._flat.vector).all()):
             raise NonFiniteError(f"a parameter is not finite after {self.steps} updates")
 
 
 def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Optimizer:
+    """The optimiser of these settings."""
     arguments: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
     groups = flat.parameter_groups(settings.weight_decay)
     if settings.optimizer == "adamw":
@@ -226,10 +292,15 @@ def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Opt
 
 @contextmanager
 def checkpointing(model: nn.Module) -> Iterator[None]:
-    """transformers' gradient checkpointing, which torch.utils.checkpoint does without reentering autograd.
+    """Context with transformers' gradient checkpointing of the kind that does not reenter autograd.
 
     Unlike the older kind it needs no gradient of the embeddings: transformers' hook for that, which would stay for
     good, is removed.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot checkpoint.
     """
     base: Any = base_model(model)
     if not getattr(base, "supports_gradient_checkpointing", False):
@@ -251,11 +322,23 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
 def local_work(
     model: nn.Module, flat: FlatParameters, seed: int, *, gradient_checkpointing: bool = False, merged: bool = True
 ) -> Iterator[None]:
-    """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA; `merged`:
-    LoRA layers may run as one product (`fused_lora`), in which no factor is a layer of its own.
+    """Context of one local exchange: training mode, own random state, autocast for half precision on CUDA.
 
-    The model's mode and the random state of the process are as before afterwards, and there is no checkpointing any
-    more. Raises ValueError if the model cannot checkpoint.
+    Afterwards the model's mode and the random state of the process are as before, and checkpointing is off.
+
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    seed : int
+    gradient_checkpointing : bool
+    merged : bool
+        LoRA layers may run as one product (`fused_lora`), in which no factor is a layer of its own.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot checkpoint.
     """
     device = flat.device
     half = device.type == "cuda" and flat.compute_dtype in (torch.bfloat16, torch.float16)

@@ -1,7 +1,7 @@
-"""Code of the user's own that a configuration names by the path of its file: the one door through which it is run.
+"""Runs code of the user's own that a configuration names by its file path; nothing else runs such code.
 
-A file is run only in a process in which somebody permitted exactly its contents, by their SHA-256: whoever makes a run
-with it, or names the file by hand. What a run or a message says of itself permits nothing.
+A file is run only in a process that permitted exactly its contents, by their SHA-256: the process of a user who makes a
+run with it or names the file by hand. What a run or a message says about itself permits nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LARGEST = 1 << 20
 
 
 class NotPermitted(ValueError):
-    """Code that nobody permitted in this process."""
+    """The code was not permitted in this process."""
 
 
 permitted: set[str] = set()
@@ -23,7 +23,17 @@ permitted: set[str] = set()
 
 
 def read_code(file: Path) -> bytes:
-    """The contents of a file of code. Raises ValueError for what is no regular file, or a larger one than `LARGEST`."""
+    """Read a file of code.
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    ValueError
+        For what is no regular file, or one of more than `LARGEST` bytes.
+    """
     try:
         if not file.is_file():
             raise ValueError(f"{file}: there is no such file")
@@ -37,20 +47,33 @@ def read_code(file: Path) -> bytes:
 
 
 def code_hash(file: Path) -> str:
-    """SHA-256 of a file of code, in hexadecimal digits. Raises ValueError as `read_code`."""
+    """SHA-256 of a file of code, in hexadecimal digits; ValueError as `read_code`."""
     return hashlib.sha256(read_code(file)).hexdigest()
 
 
 def permit(sha256: str) -> None:
-    """Let this process run code with this SHA-256."""
+    """Let this process run code with this SHA-256 (hexadecimal digits)."""
     permitted.add(sha256)
 
 
 def run_code(file: Path) -> ModuleType:
-    """Run a file of code, and give what it defines; the bytes that are run are those that were compared.
+    """Run a file of code; the bytes that are run are those that were checked.
 
-    Raises NotPermitted, before anything is run, for code that nobody permitted in this process; ValueError as
-    `read_code`, and for code that fails.
+    Parameters
+    ----------
+    file : Path
+
+    Returns
+    -------
+    ModuleType
+        With what the file defines.
+
+    Raises
+    ------
+    NotPermitted
+        Before anything is run, for code that was not permitted in this process.
+    ValueError
+        As `read_code`, and for code that fails.
     """
     source = read_code(file)
     found = hashlib.sha256(source).hexdigest()

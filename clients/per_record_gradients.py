@@ -1,4 +1,4 @@
-"""The sum of clipped gradients of single records: what DP-SGD adds its noise to."""
+"""Sum of clipped per-record gradients, for DP-SGD."""
 
 from __future__ import annotations
 
@@ -28,14 +28,30 @@ def clipped_sum(
     *,
     exactly: bool = False,
 ) -> Tensor:
-    """Add Σ_i g_i · min(1, norm/‖g_i‖) to `flat.grad`, where g_i is the gradient of the loss of record i in all of
-    `flat`; returns the ‖g_i‖ (B,). A record whose gradient is not finite adds nothing.
+    """Add the clipped gradients of records to `flat.grad`: Σ_i g_i · min(1, norm/‖g_i‖).
 
-    `records`: in the order in which `losses` runs them, for their lengths. Where everything trainable are weights of
-    linear layers, as LoRA's factors are, it takes one forward pass of all records and one backward pass that stops at
-    the layers' outputs: the gradient of a weight is Σ_t δ_t x_tᵀ over a record's tokens (Goodfellow 2015; Bu et al.
-    2023). Otherwise, as for a head that reads answer tokens only, a layer that takes part several times (records of
-    several lengths that are run plainly) or `exactly`, it takes a forward and a backward pass for each record.
+    g_i is the gradient of the loss of record i in all of `flat`. Where everything trainable are weights of linear
+    layers, as LoRA's factors are, it takes one forward pass of all records and one backward pass that stops at the
+    layers' outputs: the gradient of a weight is Σ_t δ_t x_tᵀ over a record's tokens (Goodfellow 2015; Bu et al. 2023).
+    Otherwise, as for a head that reads answer tokens only, a layer that takes part several times (records of several
+    lengths that are run plainly) or `exactly`, it takes a forward and a backward pass for each record.
+
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    records : sequence of B TokenSequence
+        In the order in which `losses` runs them, for their lengths.
+    losses : Losses
+    norm : float above 0
+        Clipping norm.
+    exactly : bool
+        One pass per record.
+
+    Returns
+    -------
+    tensor (B,)
+        ‖g_i‖; a record whose gradient is not finite adds nothing.
     """
     if not records:
         return flat.grad.new_zeros(0)
@@ -65,10 +81,12 @@ def clipped_sum(
 
 
 def _factors(norms: Tensor, norm: float) -> Tensor:
+    """Clipping factors min(1, norm/‖g_i‖), 0 where the gradient is not finite."""
     return torch.where(norms.isfinite(), (norm / norms.clamp(min=_LEAST)).clamp(max=1.0), 0.0)
 
 
 def _one_by_one(flat: FlatParameters, count: int, losses: Losses, norm: float) -> Tensor:
+    """As `clipped_sum`, with a forward and a backward pass for each record."""
     total, norms = flat.grad.clone(), []
     for number in range(count):
         flat.zero_grad()
@@ -98,7 +116,7 @@ def _linear_layers(model: nn.Module) -> list[nn.Linear] | None:
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer with what entered and left it, (1, N, d) of a packed row or (B, L, d) of padded ones."""
+    """A call of a layer: its input and output, (1, N, d) of a packed row or (B, L, d) of padded ones."""
 
     layer: nn.Linear
     input: Tensor
@@ -107,7 +125,7 @@ class _Call:
 
 @contextmanager
 def _watched(layers: Sequence[nn.Linear]) -> Iterator[list[_Call]]:
-    """Collects the calls of `layers` for which a gradient can be asked."""
+    """Context that collects the calls of `layers` for which a gradient can be computed."""
     seen: list[_Call] = []
 
     def after(layer: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -133,13 +151,14 @@ class _Part:
 
     @classmethod
     def of(cls, call: _Call, gradient: Tensor, lengths: Sequence[int]) -> _Part:
+        """The part of one call of a layer."""
         inputs, gradient = call.input.float(), gradient.float()
         if _is_row(inputs, lengths):
             inputs, gradient = (_by_record(x[0], lengths) for x in (inputs, gradient))
         return cls(call.layer, inputs, gradient)
 
     def squared_norms(self) -> Tensor:
-        """(B,) ‖Σ_t δ_t x_tᵀ‖², by whichever is smaller: the sums themselves, or the products of tokens by tokens."""
+        """(B,) ‖Σ_t δ_t x_tᵀ‖², from whichever is smaller: the sums themselves, or the products of tokens by tokens."""
         tokens, (width, height) = self.inputs.shape[1], (self.inputs.shape[2], self.gradients.shape[2])
         if tokens * tokens < width * height:
             left = self.inputs @ self.inputs.transpose(1, 2)

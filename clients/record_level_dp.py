@@ -36,11 +36,21 @@ from evaluation.engine.sequences import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """How records are hidden: each one's gradient is shortened to the L2 norm C, `clipping_norm`, and Gaussian noise
-    that deviates by z·C, `noise_multiplier` z, is added to their sum.
+    """Settings of DP-SGD: clipped per-record gradients, and Gaussian noise of standard deviation z·C on their sum.
 
-    `seed`: of the draws of records and of the noise, for simulations and tests; None: a fresh one from the operating
-    system, which nobody else knows. Raises ValueError for values out of range.
+    Attributes
+    ----------
+    noise_multiplier : float, at least 0
+        z.
+    clipping_norm : float above 0
+        C, L2 norm to which each record's gradient is clipped.
+    seed : int, optional
+        Of record sampling and noise, for simulations and tests; None: fresh from the operating system, known to nobody.
+
+    Raises
+    ------
+    ValueError
+        For values out of range.
     """
 
     noise_multiplier: float
@@ -54,13 +64,25 @@ class Privacy:
             raise ValueError(f"clipping_norm must be positive and finite, got {self.clipping_norm}")
 
     def generator(self, number: int, device: torch.device | str = "cpu") -> torch.Generator:
-        """Source `number` of random numbers on `device`: each number has its own."""
+        """Random number generator `number` on `device`; each number gives an independent one."""
         seed = secrets.randbits(63) if self.seed is None else (self.seed + number) % 2**63
         return torch.Generator(device).manual_seed(seed)
 
 
 def drawn(count: int, rate: float, generator: torch.Generator) -> list[int]:
-    """Numbers below `count`, each with probability `rate` by itself (Poisson sampling); possibly none."""
+    """Poisson sampling: numbers below `count`, each with probability `rate` by itself; possibly none.
+
+    Parameters
+    ----------
+    count : int
+    rate : float above 0
+        From 1 on all are taken.
+    generator : torch.Generator
+
+    Returns
+    -------
+    list of int, ascending
+    """
     if rate >= 1:
         return list(range(count))
     return (torch.rand(count, generator=generator, dtype=torch.float64) < rate).nonzero().flatten().tolist()
@@ -78,12 +100,32 @@ def train_privately(
     on_step: Callable[[int], None] | None = None,
     exactly: bool = False,
 ) -> TrainReport:
-    """As `clients.training.train`, with each record's gradient clipped and noise added to their sum.
+    """As `clients.training.train`, by DP-SGD: each record's gradient is clipped, and noise added to their sum.
 
     The loss of a record is the mean cross-entropy over its answer tokens. With n records and b = min(n, records of an
     update), each of the epochs · ⌈n/b⌉ updates takes every record with probability b/n and divides by b. Noise comes
-    before FedProx's term, `max_grad_norm` and the optimiser. `exactly`: as `clipped_sum`. The report tells no loss: no
-    noise would cover it. Raises ValueError without sequences, NonFiniteError when a parameter is not finite.
+    before FedProx's term, `max_grad_norm` and the optimiser.
+
+    Parameters
+    ----------
+    model, flat, sequences, settings, prox, seed
+        As in `train`.
+    privacy : Privacy
+    on_step : callable (update from 1), optional
+    exactly : bool
+        As in `clipped_sum`.
+
+    Returns
+    -------
+    TrainReport
+        With NaN for the losses, which no noise would cover.
+
+    Raises
+    ------
+    ValueError
+        Without sequences, or for float16 on CUDA.
+    NonFiniteError
+        When a parameter is not finite.
     """
     if not sequences:
         raise ValueError("no sequence to train on")
@@ -116,14 +158,32 @@ def unlearn_privately(
     on_step: Callable[[int], None] | None = None,
     exactly: bool = False,
 ) -> UnlearnReport:
-    """As `clients.unlearning.unlearn`, for losses that are a mean over forget records plus one over retain records.
+    """As `unlearn`, by DP-SGD, for losses that are a mean over forget records plus a mean over retain records.
 
     With b = min(forget records, records of an update) each update takes every forget record with probability b/n and,
     where the loss has a retain term, each retain record with probability min(1, b/m): as many of both, on average. Of
     fewer retain records, m < b, each term counts b/m times, so that the retain term is their mean here, too. The
     gradient of each record's own term is clipped after that, their sum with the noise divided by b: no record adds more
-    than the clipping norm. Raises ValueError as `unlearn` does, and for a loss of another kind or options that are not
-    clipped record by record.
+    than the clipping norm.
+
+    Parameters
+    ----------
+    model, flat, forget, retain, method, parameters, settings, seed, options
+        As in `unlearn`.
+    privacy : Privacy
+    on_step : callable (update from 1), optional
+    exactly : bool
+        As in `clipped_sum`.
+
+    Returns
+    -------
+    UnlearnReport
+        With NaN for losses, likelihoods and entropies, which no noise would cover.
+
+    Raises
+    ------
+    ValueError
+        As `unlearn`, and for a loss of another kind or options that are not clipped record by record.
     """
     if not forget:
         raise ValueError("no sequence to forget")
@@ -164,7 +224,7 @@ def unlearn_privately(
 
 
 def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
-    """Raise ValueError unless every part of the gradient is about one record, which can be clipped."""
+    """Raise ValueError unless every part of the gradient is about one record, so that it can be clipped."""
     if not loss.per_record:
         raise ValueError(f"{loss.name} is no sum of terms about one record each, which could be clipped")
     told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
@@ -175,7 +235,13 @@ def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
 
 @dataclass
 class Work:
-    """The updates of one exchange."""
+    """Updates of one exchange by DP-SGD; attributes as the parameters of `train_privately`.
+
+    Raises
+    ------
+    ValueError
+        For float16 on CUDA, whose scaled gradients cannot be clipped.
+    """
 
     model: nn.Module
     flat: FlatParameters
@@ -189,7 +255,7 @@ class Work:
             raise ValueError("gradients in float16 are scaled, and cannot be clipped to a norm: take bfloat16")
 
     def add(self, records: Sequence[TokenSequence], losses: Losses) -> None:
-        """Add the clipped gradients of `records`; `losses` says what each of some of them loses."""
+        """Add the clipped gradients of `records`; `losses` gives the loss of each of some of them."""
         exactly = self.exactly or self.settings.gradient_checkpointing  # under which hooks run twice
         clipped_sum(self.model, self.flat, records, losses, self.privacy.clipping_norm, exactly=exactly)
 
@@ -201,7 +267,23 @@ class Work:
         prox: Prox | None,
         on_step: Callable[[int], None] | None,
     ) -> int:
-        """`updates` of them, each by the sum that `gradient` leaves in `flat.grad`; how many there were."""
+        """Make the updates.
+
+        Parameters
+        ----------
+        updates : int
+        batch : int
+            What the noised sum is divided by.
+        gradient : callable (torch.Generator)
+            Samples records and leaves the sum of their clipped gradients in `flat.grad`.
+        prox : Prox or None
+        on_step : callable (update from 1) or None
+
+        Returns
+        -------
+        int
+            How many updates there were.
+        """
         settings, privacy, grad = self.settings, self.privacy, self.flat.grad
         draws, noise = privacy.generator(0), privacy.generator(1, self.flat.device)
         updater = Updater(self.flat, settings, updates, prox)
@@ -221,7 +303,7 @@ class Work:
 
 @dataclass(frozen=True)
 class _Terms:
-    """The terms of an unlearning loss, each about one record."""
+    """Terms of an unlearning loss, each about one record."""
 
     model: nn.Module
     forget: Sequence[TokenSequence]
@@ -243,6 +325,7 @@ class _Terms:
         retain_loss: str,
         batch_size: int,
     ) -> _Terms:
+        """The terms, with what they need of the model as received."""
         wanted = expanded(loss.names, retain_loss) if retain else frozenset(loss.required)
         received = Received(model, flat) if wanted & NEEDS_RECEIVED else None
         asked = "forget_reference_log_p" in loss.names
@@ -261,7 +344,7 @@ class _Terms:
         return torch.stack([self.loss.function(**one, **self.values) for one in given])
 
     def of_retain(self, numbers: Sequence[int]) -> Tensor:
-        """(B,) the loss with each of these retain records beside a constant in place of what is to be forgotten."""
+        """(B,) the loss with each of these retain records, and zeros for the forget quantities."""
         names = self._names("retain")
         records = [self.retain[i] for i in numbers]
         given = self._given(BatchQuantities(self.model, [], records, wanted=names, around=self.around), names)
@@ -269,11 +352,12 @@ class _Terms:
         return torch.stack([self.loss.function(**anything, **one, **self.values) for one in given])
 
     def _names(self, kind: str) -> list[str]:
+        """Quantities of forget or of retain records."""
         return [name for name in self.loss.names if name.startswith(kind)]
 
     @staticmethod
     def _given(step: BatchQuantities, names: Sequence[str]) -> list[dict[str, Tensor]]:
-        """The quantities `names` of each record of a step, (1,) each."""
+        """The quantities `names` of each record of a batch, (1,) each."""
         found: dict[str, Any] = step.quantities(names)
         return [dict(zip(names, one, strict=True)) for one in zip(*(found[n].split(1) for n in names), strict=True)]
 
@@ -285,4 +369,5 @@ def _mean_losses(model: nn.Module, records: Sequence[TokenSequence]) -> Tensor:
 
 
 def _parts(chosen: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Consecutive parts of `size`."""
     return [chosen[start : start + size] for start in range(0, len(chosen), size)]

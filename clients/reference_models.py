@@ -1,4 +1,4 @@
-"""Models beside the one that unlearns: the model as received, and a teacher that knows nothing."""
+"""Reference models for unlearning: the model as received, and a randomly initialised teacher."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ _TEACHER_WIDTH = 64
 
 
 class Received:
-    """The model as it was when this object was made: a copy of the trained parameters, no second base model.
+    """The model with fixed parameters, by default those at construction: a copy of these, no second base model.
 
-    With `vector` (size,) it is the model with these parameters instead.
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    vector : array (size,), optional
+        The parameters; None: the present ones.
     """
 
     def __init__(self, model: nn.Module, flat: FlatParameters, vector: np.ndarray | None = None) -> None:
@@ -31,7 +36,7 @@ class Received:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the context the model is the one as received, in evaluation mode and without gradients.
+        """Context in which the model has these parameters, in evaluation mode and without gradients.
 
         A forward pass whose gradient is still needed must come after the context, not before it.
         """
@@ -43,6 +48,7 @@ class Received:
                 self._swap()
 
     def _swap(self) -> None:
+        """Exchange the model's parameters with these."""
         for start in range(0, self._vector.numel(), _SWAP):
             block = slice(start, start + _SWAP)
             kept = self._vector[block].clone()
@@ -51,12 +57,23 @@ class Received:
 
 
 def incompetent_teacher(model: nn.Module, seed: int) -> nn.Module:
-    """A small Llama with random weights and the vocabulary of `model`, on its device, in evaluation mode.
+    """Randomly initialised small Llama with the vocabulary of a model, as incompetent teacher (Chundawat et al. 2023).
 
-    The incompetent teacher of Chundawat et al. (2023) is a randomly initialised model. It need not have the size of the
-    student: two layers of width 64 cost next to nothing, and their weights are scaled such that the logits scatter as
-    those of the student's own architecture do before any training, by its `initializer_range` times √width. The same
-    seed gives the same teacher; the global random state stays as it is.
+    It need not have the size of the student: two layers of width 64 cost next to nothing. Their weights are scaled such
+    that the logits scatter as those of the student's own architecture do before any training, by its
+    `initializer_range` times √width. The global random state stays as it is.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The student.
+    seed : int
+        The same seed gives the same teacher.
+
+    Returns
+    -------
+    nn.Module
+        On the student's device, in evaluation mode, without gradients.
     """
     config = text_config(model)
     spread = getattr(config, "initializer_range", 0.02) * (config.hidden_size / _TEACHER_WIDTH) ** 0.5

@@ -1,4 +1,4 @@
-"""Relearning: fine-tune an unlearned model on a few records and look at it after so many updates."""
+"""Relearning attack: fine-tune an unlearned model on a few records, and keep the parameters after some updates."""
 
 from __future__ import annotations
 
@@ -22,11 +22,31 @@ def relearn(
     *,
     seed: int,
 ) -> dict[int, np.ndarray]:
-    """Train `flat` on `sequences`; the parameters (size,) after each number of updates in `steps`, 0: as they were.
+    """Train on records and return the parameters after given numbers of updates.
 
-    Epochs of `train` follow each other until the largest number is reached (`settings.epochs` is not looked at), at a
+    Epochs of `train` follow each other until the largest number is reached (`settings.epochs` is not used), at a
     constant learning rate: the parameters after s updates do not depend on the other numbers. Afterwards the model has
-    the parameters that it had before. Raises ValueError for a negative number, and as `train`.
+    the parameters that it had before.
+
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    sequences : sequence of TokenSequence
+    settings : TrainSettings
+    steps : sequence of int, at least 0
+        Numbers of updates; 0: the parameters before.
+    seed : int
+
+    Returns
+    -------
+    dict of arrays (size,)
+        By number of updates.
+
+    Raises
+    ------
+    ValueError
+        For a negative number, and as `train`.
     """
     if any(step < 0 for step in steps):
         raise ValueError(f"numbers of updates must not be negative, got {list(steps)}")

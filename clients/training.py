@@ -1,4 +1,4 @@
-"""Local fine-tuning of a client: FedFT's inner loop."""
+"""Local fine-tuning of a client, the inner loop of FedFT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ __all__ = ["NonFiniteError", "Prox", "TrainReport", "TrainSettings", "batches", 
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What a local training did: records, updates, loss of the first and of the last update (nats per answer token)."""
+    """Result of a local training.
+
+    Attributes
+    ----------
+    num_examples, steps : int
+        Records and updates.
+    first_loss, last_loss : float
+        Loss of the first and of the last update, nats per answer token.
+    seconds : float
+    """
 
     num_examples: int
     steps: int
@@ -29,7 +38,7 @@ class TrainReport:
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """One epoch: a random permutation of range(count) cut into pieces of `size`, the last one possibly smaller.
+    """Batches of one epoch: a random permutation of range(count) in pieces of `size`, the last possibly smaller.
 
     The same as a DataLoader with batches of this size over that permutation.
     """
@@ -52,9 +61,32 @@ def train(
     """Train `flat`, the trainable parameters of `model`, on `sequences` for `settings.epochs` passes.
 
     The loss is the mean cross-entropy over the answer tokens of the records of an update (Oblivionis eq. 3, normalised
-    by answer tokens). The optimiser is new in every call; the same seed gives the same result. `moving` (size,), bool:
-    the numbers that may change, None for all. `on_step` gets the number of the update (from 1) and its loss. Raises
-    ValueError without sequences and NonFiniteError when the loss or a parameter is not finite.
+    by answer tokens). The optimiser is new in every call; the same seed gives the same result.
+
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    sequences : sequence of TokenSequence
+        At least one.
+    settings : TrainSettings
+    prox : Prox, optional
+    moving : tensor (size,), bool, optional
+        The numbers that may change, None for all.
+    seed : int
+    on_step : callable (update from 1, loss), optional
+        Called after each update.
+
+    Returns
+    -------
+    TrainReport
+
+    Raises
+    ------
+    ValueError
+        Without sequences.
+    NonFiniteError
+        When the loss or a parameter is not finite.
     """
     if not sequences:
         raise ValueError("no sequence to train on")
@@ -76,7 +108,7 @@ def train(
 
 
 def _accumulate(model: nn.Module, records: list[TokenSequence], batch_size: int, updater: Updater) -> float:
-    """Gradient of the token-mean loss over all records, `batch_size` of them at a time; returns the loss."""
+    """Add the gradient of the token-mean loss over all records, `batch_size` of them at a time; returns the loss."""
     tokens = sum(len(record.answer) for record in records)
     total = 0.0
     for start in range(0, len(records), batch_size):

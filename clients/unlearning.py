@@ -1,4 +1,4 @@
-"""Targeted unlearning on a client: the operator U of FedTU."""
+"""Targeted unlearning on a client: the operator U of FedTU (Oblivionis eq. 6)."""
 
 from __future__ import annotations
 
@@ -41,15 +41,29 @@ LEAST_EPOCHS = 3
 
 @dataclass(frozen=True, slots=True)
 class UnlearnReport:
-    """What an unlearning did.
+    """Result of an unlearning.
 
-    num_examples: forget records; num_retain: retain records at hand; retain_used: whether retain records took part;
-    first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token; the
-    last one that of all of them at the end where the method trains a copy (`losses.Method.finish_in`);
-    first_forget_entropy, last_forget_entropy: the same of the entropy; nan where the method did not ask for them;
-    stopped: whether `forget_nll_limit` ended it early; first_gap, last_gap: mean over the records of how far their
-    negative log-likelihood is from their target, before the first update and after the last one, nats per token; nan
-    without a target.
+    Attributes
+    ----------
+    num_examples, num_retain : int
+        Forget records, and retain records available.
+    retain_used : bool
+        Whether retain records took part.
+    steps : int
+        Updates.
+    first_loss, last_loss : float
+        Of the first and of the last update.
+    first_forget_nll, last_forget_nll : float
+        Mean over the forget records of an update, before it, nats per answer token; the last one that of all of them at
+        the end where the method trains a copy (`losses.Method.finish_in`).
+    first_forget_entropy, last_forget_entropy : float
+        The same of the entropy; NaN where the method did not request it.
+    stopped : bool
+        Whether `forget_nll_limit` ended it early.
+    seconds : float
+    first_gap, last_gap : float
+        Mean distance of the records' negative log-likelihood from their target, before the first update and after the
+        last one, nats per token; NaN without a target.
     """
 
     num_examples: int
@@ -70,26 +84,37 @@ class UnlearnReport:
 
 @dataclass(frozen=True, slots=True)
 class UnlearnOptions:
-    """What any method can be given beside its loss; nothing by default.
+    """Options of an unlearning that go with any method; by default none.
 
-    prox: FedProx's term. ball: after each update the parameters go to its nearest point (PGA). entropy: adds its term
-    to the loss; with a weight for them, retain records take part whatever the method; weights of zero change nothing.
-    retain_loss: what the retain term of a loss is that leaves it open, the negative log-likelihood (nll) or
-    KL(received‖model) (kl). forget_nll_limit: stop before the update at which the forget records' mean negative
-    log-likelihood exceeds it (gradient ascent is unbounded), also before the first one: then nothing changes. No limit
-    where the method does not ask for likelihoods of forget records.
+    Attributes
+    ----------
+    prox : Prox, optional
+        FedProx's term.
+    ball : Ball, optional
+        After each update the parameters are projected to it (PGA).
+    entropy : Entropy
+        Adds its term to the loss; with a weight for them, retain records take part whatever the method.
+    retain_loss : {"nll", "kl"}
+        Retain term of a loss that leaves it open: negative log-likelihood, or KL(received‖model).
+    forget_nll_limit : float above 0, optional
+        Stop before the update at which the forget records' mean negative log-likelihood exceeds it (gradient ascent is
+        unbounded), also before the first one: then nothing changes. No limit where the method does not request
+        likelihoods of forget records.
+    target : Target, optional
+        Level up to which each record is forgotten. A method that requests it (`forget_target_nll`) does nothing where
+        all records are there already, and its learning rate and its epochs are scaled by the largest gap over
+        `FULL_RATE_GAP`, if that is less than 1; the epochs to no fewer than `LEAST_EPOCHS`. Under any other method each
+        epoch takes the records that are not there: of those known too well the method's loss, while those less likely
+        than their target are pulled back, by their squared distance from it.
+    rectify : float in (0, 1], optional
+        γ of GRU (`clients.gradient_rectification.Rectifier`); None: no rectification. The gradient of each update that
+        has forget records is projected against that of the mean negative log-likelihood of as many retain records,
+        before clipping and the optimiser, so it takes a second pass.
 
-    target: up to what each record is forgotten. A method that asks for it (`forget_target_nll`) does nothing where all
-    records are there already, and its learning rate and its epochs are lowered to the share that the largest gap is of
-    `FULL_RATE_GAP`, if that is less; the epochs to no fewer than `LEAST_EPOCHS`. Under any other method each epoch
-    takes the records that are not there: of those known too well the method's loss, while those less likely than their
-    target are pulled back, by their squared distance from it.
-
-    rectify: γ of GRU (`clients.gradient_rectification.Rectifier`); None: the gradient is followed as it is. Of each
-    update that has forget records, the gradient is projected against that of the mean negative log-likelihood of as
-    many retain records, before clipping and the optimiser, so it takes a second pass.
-
-    Raises ValueError for values that make no sense.
+    Raises
+    ------
+    ValueError
+        For values out of range.
     """
 
     prox: Prox | None = None
@@ -109,7 +134,7 @@ class UnlearnOptions:
             raise ValueError(f"unknown retain_loss {self.retain_loss!r}, expected one of {', '.join(RETAIN_LOSSES)}")
 
     def stop(self, nll: float) -> bool:
-        """Whether an update whose forget records have this mean negative log-likelihood is one too many."""
+        """Whether the forget records' mean negative log-likelihood exceeds the limit, so that no update follows."""
         return self.forget_nll_limit is not None and nll > self.forget_nll_limit
 
 
@@ -127,20 +152,46 @@ def unlearn(
     on_step: Callable[[int, float], None] | None = None,
     alternatives: Sequence[Sequence[TokenSequence]] = (),
 ) -> UnlearnReport:
-    """Unlearn `forget` with the loss `method` and its hyperparameters, preserving `retain` (Oblivionis eq. 6).
+    """Unlearn `forget` with a loss, preserving `retain` (Oblivionis eq. 6).
 
-    An epoch is one pass over the forget set. Each batch of it is paired with as many retain records, drawn without
-    replacement from a reshuffled cycle. What the loss asks of the model as received comes from a copy of the trained
+    An epoch is one pass over the forget set. Each batch of it is paired with as many retain records, sampled without
+    replacement from a reshuffled cycle. What the loss needs of the model as received comes from a copy of the trained
     parameters, not from a second model. Without retain records (or with alpha = 0) an optional retain term is absent,
     and the report says so. With a retain term, half of `settings.batch_size` in a forward pass are retain records: the
-    same memory as training, the same gradient as all at once. So it is with `alternatives`, for methods that ask for
-    them: of each forget record, in their order, other answers to its question; epoch e, from 0, takes the (e mod n)th
-    of n.
+    same memory as training, the same gradient as all at once; likewise with alternatives.
 
-    Raises ValueError without forget records, for an unknown method or hyperparameter, if the method cannot do without
-    retain records, or if it asks for alternatives and a record has none, or for a target and there is none; where
-    gradients are to be rectified and there are no retain records, or they are scaled (float16 on CUDA); for options
-    that go by what the updates do to forget records where the method trains a copy on them; NonFiniteError as `train`.
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    forget, retain : sequence of TokenSequence
+        At least one forget record.
+    method : str
+        A method of `clients.losses`.
+    parameters : mapping
+        Its hyperparameters; those that are missing have their defaults.
+    settings : TrainSettings
+    seed : int
+    options : UnlearnOptions, optional
+    on_step : callable (update from 1, loss), optional
+        Called after each update.
+    alternatives : sequence of sequences of TokenSequence
+        For methods that need them: of each forget record, in order, n other answers to its question; epoch e, from 0,
+        takes the (e mod n)th.
+
+    Returns
+    -------
+    UnlearnReport
+
+    Raises
+    ------
+    ValueError
+        Without forget records; for an unknown method or hyperparameter; without retain records, alternatives or a
+        target that the method needs; where gradients are to be rectified and there are no retain records, or they are
+        scaled (float16 on CUDA); for options that depend on what the updates do to forget records where the method
+        trains a copy.
+    NonFiniteError
+        When the loss or a parameter is not finite.
     """
     if not forget:
         raise ValueError("no sequence to forget")
@@ -205,7 +256,7 @@ def unlearn(
 
 
 def _check_copy(loss: losses.Method, options: UnlearnOptions) -> None:
-    """Raise ValueError for options that go by what updates do to the forget records where these are made on a copy."""
+    """Raise ValueError for options that depend on what updates do to forget records where these are made on a copy."""
     told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
     told += ["entropy"] if options.entropy.forget or options.entropy.retain else []
     if loss.finish_in is not None and told:
@@ -214,9 +265,18 @@ def _check_copy(loss: losses.Method, options: UnlearnOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One kind of update: the quantities `names` of the loss and whatever else is `wanted` of a step.
+    """One kind of update.
 
-    forget, retain, alternatives: which records take part; regularised: whether the entropy term is added.
+    Attributes
+    ----------
+    names : tuple of str
+        The quantities of the loss.
+    wanted : frozenset of str
+        All quantities to compute.
+    forget, retain, alternatives : bool
+        Which records take part.
+    regularised : bool
+        Whether the entropy term is added.
     """
 
     names: tuple[str, ...]
@@ -230,7 +290,28 @@ class Update:
     def of(
         cls, loss: losses.Method, names: tuple[str, ...], values: Mapping[str, Any], entropy: Entropy, available: bool
     ) -> Update:
-        """`available`: there are retain records. Raises ValueError if the update needs them and there are none."""
+        """The update of a loss with these quantities.
+
+        Parameters
+        ----------
+        loss : Method
+        names : tuple of str
+            Quantities of the phase.
+        values : mapping
+            Hyperparameters.
+        entropy : Entropy
+        available : bool
+            Whether there are retain records.
+
+        Returns
+        -------
+        Update
+
+        Raises
+        ------
+        ValueError
+            If the update needs retain records and there are none, or for an unknown quantity.
+        """
         check_quantities(loss.name, names)
         of_retain = [name for name in names if name.startswith("retain")]
         required = bool(of_retain) and loss.needs_retain
@@ -251,22 +332,32 @@ class Update:
         )
 
     def per_pass(self, batch_size: int) -> int:
-        """Forget records of a pass over `batch_size` sequences: of each there may be a partner and another answer."""
+        """Forget records in a pass of `batch_size` sequences; a retain record and another answer may go with each."""
         return max(1, batch_size // max(1, self.forget + self.retain + self.alternatives))
 
     @property
     def unlearns(self) -> bool:
-        """Whether forget records take part, be it with other answers."""
+        """Whether forget records take part, or other answers to their questions."""
         return self.forget or self.alternatives
 
     @property
     def tells_nll(self) -> bool:
-        """Whether the likelihoods of the forget records are at hand."""
+        """Whether the likelihoods of the forget records are computed."""
         return any(name.startswith("forget") and name not in NEEDS_STATES for name in self.wanted)
 
 
 class Task(NamedTuple):
-    """An update in an epoch, from 0, with the numbers of its forget records and of as many retain records."""
+    """One update.
+
+    Attributes
+    ----------
+    epoch : int, from 0
+    update : Update
+    chosen : list of int
+        Numbers of its forget records.
+    partners : list of int
+        Numbers of as many retain records, or none.
+    """
 
     epoch: int
     update: Update
@@ -276,8 +367,10 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A method with its hyperparameters, and the kinds of updates that each epoch makes of every batch; `rectified`:
-    whether their gradients are held against that of retain records."""
+    """A method with its hyperparameters, and the updates that each epoch makes of every batch.
+
+    With `rectified` their gradients are projected against those of retain records.
+    """
 
     loss: losses.Method
     values: Mapping[str, Any]
@@ -288,8 +381,11 @@ class _Plan:
     def of(
         cls, loss: losses.Method, parameters: Mapping[str, Any], epochs: int, options: UnlearnOptions, available: bool
     ) -> _Plan:
-        """Raises ValueError for an unknown hyperparameter, as `Update.of`, and if gradients are to be rectified and no
-        retain record is available or no update has forget records."""
+        """The plan of an unlearning.
+
+        Raises ValueError for an unknown hyperparameter, as `Update.of`, and if gradients are to be rectified and no
+        retain record is available or no update has forget records.
+        """
         values = loss.parameters(parameters)
         kinds = tuple(
             tuple(Update.of(loss, names, values, options.entropy, available) for names in loss.phases(epoch, values))
@@ -308,7 +404,7 @@ class _Plan:
         return self.rectified or any(update.retain for updates in self.epochs for update in updates)
 
     def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[Task]:
-        """All updates in their order, each of `size` forget records at most."""
+        """All updates in order, each of at most `size` forget records."""
         order = torch.Generator().manual_seed(seed)
         cycle = _Cycle(retain, torch.Generator().manual_seed(seed + 1))
         for epoch, updates in enumerate(self.epochs):
@@ -320,10 +416,19 @@ class _Plan:
 
 @dataclass(slots=True)
 class Aim:
-    """Which records are not at their target yet; all of them, always, without a target.
+    """Which records are not at their target yet; without a target all of them, always.
 
-    own: the method itself asks for the target; first, gaps: by how much the records exceed their targets before the
-    first update, and in the epoch `epoch`.
+    Attributes
+    ----------
+    model : nn.Module
+    forget : sequence of n TokenSequence
+    batch_size : int
+    target : Target or None
+    own : bool
+        Whether the method itself requests the target.
+    first, gaps : tensor (n,) or None
+        By how much the records exceed their targets, before the first update, and at the beginning of epoch `epoch`.
+    epoch : int
     """
 
     model: nn.Module
@@ -344,7 +449,17 @@ class Aim:
         settings: TrainSettings,
         options: UnlearnOptions,
     ) -> Aim:
-        """Raises ValueError where the method asks for a target and there is none, or one of other records."""
+        """Measure the gaps before the first update.
+
+        Returns
+        -------
+        Aim
+
+        Raises
+        ------
+        ValueError
+            Where the method requests a target and there is none, or one of other records.
+        """
         own, target = "forget_target_nll" in plan.loss.names, options.target
         if own and target is None:
             raise ValueError(f"{plan.loss.name} forgets up to a target, and none was estimated")
@@ -356,25 +471,24 @@ class Aim:
         return aim
 
     def slowed(self, settings: TrainSettings) -> TrainSettings:
-        """The settings with a learning rate that goes by the way left: Adam's steps are no shorter near the target."""
+        """Settings with a learning rate scaled by the remaining gap: Adam's steps do not shrink near the target."""
         return replace(settings, learning_rate=settings.learning_rate * self._share())
 
     def shortened(self, plan: _Plan) -> _Plan:
-        """The plan with as many epochs as the way left asks for."""
+        """The plan with its number of epochs scaled by the gap, at least `LEAST_EPOCHS`."""
         epochs = max(math.ceil(self._share() * len(plan.epochs)), LEAST_EPOCHS)
         return replace(plan, epochs=plan.epochs[:epochs])
 
     def _share(self) -> float:
-        """In [0, 1]: how far the record furthest from its target is, of `FULL_RATE_GAP`; 1 where the method asks for
-        none."""
+        """The largest gap over `FULL_RATE_GAP`, in [0, 1]; 1 where the method requests no target."""
         if not self.own or self.first is None:
             return 1.0
         return min(1.0, self.first.abs().max().item() / FULL_RATE_GAP)
 
     def part(self, task: Task) -> Task | None:
-        """The task without the records at their target, and without those to be pulled back; None if it has none left.
+        """The task without records at their target and those to be pulled back; None if it has none left.
 
-        A method that asks for the target gets all of them, unless each one was there before the first update.
+        A method that requests the target gets all of them, unless each one was there before the first update.
         """
         if self.target is None or self.gaps is None:
             return task
@@ -391,15 +505,23 @@ class Aim:
         return task._replace(chosen=[task.chosen[k] for k in kept], partners=partners)
 
     def over_forgotten(self, task: Task) -> list[int]:
-        """Numbers of the task's records that are to become likelier instead."""
+        """Numbers of the task's records that are less likely than their target, and are to become likelier."""
         if self.target is None or self.gaps is None or self.own or not task.update.forget:
             return []
         return [i for i in task.chosen if self.gaps[i] > self.target.tolerance]
 
     def first_and_last(self, *, moved: bool) -> tuple[float, float]:
-        """Mean distance from the target before the first update, and now; nan without a target.
+        """Mean distance from the target before the first update, and now.
 
-        moved: whether there was an update.
+        Parameters
+        ----------
+        moved : bool
+            Whether there was an update.
+
+        Returns
+        -------
+        first, last : float
+            Nats per token; NaN without a target.
         """
         last = self._gaps() if moved else self.first
         if self.first is None or last is None:
@@ -416,7 +538,7 @@ class Aim:
 
 @dataclass(slots=True)
 class _Measured:
-    """Loss of an update, mean negative log-likelihood and entropy of its forget records; nan what it does not tell.
+    """Loss of an update, mean negative log-likelihood and entropy of its forget records; NaN for what is not computed.
 
     means: where the method has a state, the mean of each quantity over the update's records.
     """
@@ -428,9 +550,11 @@ class _Measured:
 
     @classmethod
     def of(cls, update: Update) -> _Measured:
+        """Nothing measured yet."""
         return cls(0.0, 0.0 if update.tells_nll else math.nan, 0.0 if "forget_entropy" in update.wanted else math.nan)
 
     def add(self, loss: float, step: BatchQuantities, share: float) -> None:
+        """Add the results of a pass over a `share` of the update's records."""
         self.loss += loss
         if not math.isnan(self.nll):
             self.nll += step.forget_nll.mean().item() * share
@@ -438,14 +562,14 @@ class _Measured:
             self.entropy += step.forget_entropy.mean().item() * share
 
     def note(self, quantities: Mapping[str, Tensor | list[Tensor] | None], share: float) -> None:
-        """Add to the means a `share` of the records."""
+        """Add to the means those of a `share` of the records."""
         for name, value in quantities.items():
             if isinstance(value, Tensor) and value.ndim == 1:
                 self.means[name] = self.means.get(name, 0.0) + value.mean().item() * share
 
 
 class _Records(NamedTuple):
-    """What takes part in an unlearning; `alternatives`: other answers to each forget record's question, or none."""
+    """The records of an unlearning; `alternatives`: other answers to each forget record's question, or none."""
 
     forget: Sequence[TokenSequence]
     retain: Sequence[TokenSequence]
@@ -458,7 +582,7 @@ class _Records(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """What the model as received says of the records, by their numbers; None: not asked for, nan: not needed.
+    """Likelihoods of the records under the model as received, by their numbers; None: not requested, NaN: not needed.
 
     forget (n,): log-likelihoods; alternatives: those of each record's alternatives; retain (m,): mean negative ones.
     """
@@ -471,7 +595,7 @@ class _Received:
     def of(
         cls, model: nn.Module, records: _Records, names: Collection[str], work: Sequence[Task], batch_size: int
     ) -> _Received:
-        """Ask `model`, which is still the one received, for what the quantities `names` of the tasks `work` need."""
+        """Compute with `model`, still the one received, what the quantities `names` of the tasks `work` need."""
         forget = alternatives = retain = None
         if "forget_reference_log_p" in names:
             forget = log_likelihoods(model, records.forget, batch_size)
@@ -489,7 +613,7 @@ class _Received:
         return cls(forget, alternatives, retain)
 
     def references(self, part: Sequence[int], others: Sequence[int], partners: Sequence[int]) -> References:
-        """Of the forget records `part`, the alternative of each by `others`, and the retain records `partners`."""
+        """References of forget records `part`, their alternatives `others`, and retain records `partners`."""
         replaced = None
         if self.alternatives is not None and others:
             replaced = torch.stack([self.alternatives[i][k] for i, k in zip(part, others, strict=True)])
@@ -516,7 +640,7 @@ class _Gradient:
     def add(self, task: Task, away: list[int], values: Mapping[str, Any], updater: Updater) -> _Measured:
         """Add the gradient of one update by the hyperparameters `values`, `batch_size` sequences in a pass.
 
-        away: numbers of further forget records, which are to become likelier instead.
+        away: numbers of further forget records, which are to become likelier.
         """
         update, total = task.update, len(task.chosen) + len(away)
         measured = _Measured.of(update)
@@ -550,7 +674,7 @@ class _Gradient:
         flat.grad.copy_(rectifier.rectify(unlearning, flat.grad))
 
     def _pull_back(self, away: list[int], total: int, measured: _Measured, updater: Updater) -> None:
-        """Add the gradient of the records that are less likely than their target, `total` being the update's."""
+        """Add the gradient that makes likelier the records below their target; `total` is the update's."""
         assert self.target is not None
         for first in range(0, len(away), self.batch_size):
             part = away[first : first + self.batch_size]
@@ -562,6 +686,7 @@ class _Gradient:
             measured.add(value.item(), step, share)
 
     def _targets(self, references: References, chosen: list[int]) -> References:
+        """`references` with the targets of the chosen forget records."""
         if self.target is None:
             return references
         lowered = None if self.target.lowered is None else [self.target.lowered[i] for i in chosen]
@@ -571,6 +696,7 @@ class _Gradient:
         )
 
     def _step(self, task: Task, chosen: list[int], partners: list[int]) -> BatchQuantities:
+        """The quantities of one pass."""
         update, records = task.update, self.records
         others = [records.alternative(i, task.epoch) for i in chosen] if update.alternatives else []
         return BatchQuantities(
@@ -593,8 +719,7 @@ def _prepare(
     settings: TrainSettings,
     options: UnlearnOptions,
 ) -> tuple[_Gradient, Tensor | None]:
-    """What the updates are measured against, from the model as received, and which numbers of the vector move (None:
-    all)."""
+    """The gradient computation, with references from the model as received, and which numbers of the vector move."""
     loss, values = plan.loss, plan.values
     kinds = (update for updates in plan.epochs for update in updates)
     wanted = expanded({name for update in kinds for name in update.wanted}, options.retain_loss)
@@ -617,10 +742,27 @@ def _prepare(
 def moved_layers(
     model: nn.Module, flat: FlatParameters, loss: losses.Method, values: Mapping[str, Any]
 ) -> tuple[int, Tensor | None]:
-    """The decoder layer whose states a loss reads, and which numbers of the vector (n,) move for it.
+    """Decoder layer whose states a loss reads, and which parameters move for it.
 
-    0 and None for a loss that reads no layer. Raises ValueError where the model has no such layer, or where nothing in
-    the layers that move is trained.
+    Parameters
+    ----------
+    model : nn.Module
+    flat : FlatParameters
+    loss : Method
+    values : mapping
+        Hyperparameters.
+
+    Returns
+    -------
+    layer : int
+        From 0.
+    moving : tensor (size,), bool, or None
+        0 and None for a loss that reads no layer.
+
+    Raises
+    ------
+    ValueError
+        Where the model has no such layer, or nothing in the layers that move is trained.
     """
     if loss.layers_in is None:
         return 0, None
@@ -633,7 +775,7 @@ def moved_layers(
 
 
 def _ends(history: Sequence[_Measured]) -> dict[str, float]:
-    """The first and the last loss, likelihood and entropy that the updates tell, nan where none does."""
+    """First and last loss, likelihood and entropy of the updates, NaN where none has it."""
     ends = {}
     for name, key in (("loss", "loss"), ("nll", "forget_nll"), ("entropy", "forget_entropy")):
         told = [v for m in history if not math.isnan(v := getattr(m, name))] or [math.nan]
@@ -642,13 +784,14 @@ def _ends(history: Sequence[_Measured]) -> dict[str, float]:
 
 
 class _Cycle:
-    """Endless draws from range(count) without replacement, reshuffled when used up."""
+    """Endless sampling from range(count) without replacement, reshuffled when used up."""
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
         self._count, self._generator = count, generator
         self._left: list[int] = []
 
     def draw(self, number: int) -> list[int]:
+        """The next `number` of them."""
         drawn: list[int] = []
         while len(drawn) < number:
             if not self._left:

@@ -1,4 +1,4 @@
-"""What runs on a model after a round: evaluators that read from one shared table of likelihoods and generations.
+"""Evaluation of a model after a round: evaluators that read from one shared table of likelihoods and generations.
 
 The engine is imported when a model is read: evaluators can be listed, and their results shown, without it.
 """
@@ -25,10 +25,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """What an evaluator found: finite metrics by name, and details (plain values) to keep beside them.
+    """Result of one evaluator.
 
-    notes: by the name of a metric, why it is left out, or how its value is to be read. Raises ValueError for a metric
-    that is not a finite number: a metric that is undefined is left out.
+    Attributes
+    ----------
+    metrics : mapping of float
+        Finite numbers by name; an undefined metric is left out.
+    details : mapping
+        Plain values to keep with the metrics.
+    notes : mapping of str
+        By the name of a metric, why it is left out, or how its value is to be read.
+
+    Raises
+    ------
+    ValueError
+        For a metric that is not finite.
     """
 
     metrics: Mapping[str, float]
@@ -49,8 +60,19 @@ class EvaluationSession:
     """One model state under evaluation: each distinct sequence is scored once, each prompt continued once.
 
     Announce what will be read with `request`; the first read then computes everything announced in one pass. A sequence
-    is scored again only for states or moments that nobody announced before it was scored, or for a second kind of
-    states. The model must not change during a session.
+    is scored again only for hidden states or moments that were not announced before it was scored, or for a second kind
+    of states. The model must not change during a session.
+
+    Parameters
+    ----------
+    model : nn.Module
+    stop_ids : collection of int
+        Tokens that end a generation.
+    pad_id : int
+    token_budget : int, optional
+        Tokens per forward pass; None: chosen for the model.
+    mode : str
+        Backend of the engine, as in `likelihood.score`.
     """
 
     def __init__(
@@ -73,7 +95,7 @@ class EvaluationSession:
         self._moments: set[TokenSequence] = set()
 
     def fresh(self) -> EvaluationSession:
-        """A session that knows nothing yet, of the same model in another state."""
+        """An empty session of the same model, which may be in another state now."""
         return EvaluationSession(
             self.model, stop_ids=self.stop_ids, pad_id=self.pad_id, token_budget=self.token_budget, mode=self.mode
         )
@@ -88,9 +110,27 @@ class EvaluationSession:
         prompts: Sequence[Sequence[int]] = (),
         max_new_tokens: int = 0,
     ) -> None:
-        """Announce sequences whose `scores` and prompts whose `greedy` continuations will be read.
+        """Announce what will be read.
 
-        moments: the scores with `Scores.moments`.
+        Parameters
+        ----------
+        sequences : sequence of TokenSequence
+            Those whose `scores` will be read.
+        hidden : str, optional
+            Pooling of hidden states ("all", "last" or "mean"); None: no states.
+        layer : int, optional
+            Decoder layer of the states; None: what enters the language-model head.
+        moments : bool
+            The scores with `Scores.moments`.
+        prompts : sequence of token ids
+            Those whose `greedy` continuations will be read.
+        max_new_tokens : int
+            At least 1 where there are prompts.
+
+        Raises
+        ------
+        ValueError
+            For prompts without `max_new_tokens`.
         """
         if prompts and max_new_tokens < 1:
             raise ValueError("a request for continuations needs max_new_tokens >= 1")
@@ -108,7 +148,7 @@ class EvaluationSession:
         self._moments.clear()
 
     def compute(self) -> None:
-        """Score and continue everything announced and not yet known."""
+        """Score and continue everything that was announced and is not yet known."""
         from evaluation.engine.decoding import greedy
 
         plain = self._sequences.pop(None, {})
@@ -142,7 +182,7 @@ class EvaluationSession:
     def _score(
         self, sequences: Collection[TokenSequence], kind: _Kind | None, wanted: Collection[TokenSequence]
     ) -> dict[TokenSequence, tuple[Scores, int]]:
-        """Score the `wanted` sequences, with states, and those of the others that are not known; the wanted ones."""
+        """Score the `wanted` sequences with states, and unknown ones of the others; returns the wanted ones."""
         from evaluation.engine.likelihood import score
 
         new = [s for s in sequences if s in wanted or not self._knows(s)]
@@ -171,7 +211,7 @@ class EvaluationSession:
         return sequence not in self._moments or (scores.moments is not None and len(scores.moments[i]) > 0)
 
     def _known_starts(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """How the greedy continuation of a prompt begins, as far as a scored answer agrees with it at every token."""
+        """Known beginnings of greedy continuations: as far as a scored answer is the argmax at every token."""
         starts: dict[tuple[int, ...], tuple[int, ...]] = {}
         for sequence, (scores, i) in self.scored.items():
             misses = np.flatnonzero(~scores.correct[i])
@@ -188,9 +228,26 @@ class EvaluationSession:
         *,
         moments: bool = False,
     ) -> Scores:
-        """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session.
+        """Likelihoods of sequences (`likelihood.score`), each distinct one computed once per session.
 
-        moments: with `Scores.moments`; not together with `hidden`.
+        Parameters
+        ----------
+        sequences : sequence of TokenSequence
+            At least one.
+        hidden, layer
+            As in `request`.
+        moments : bool
+            With `Scores.moments`; not together with `hidden`.
+
+        Returns
+        -------
+        Scores
+            In the order of `sequences`.
+
+        Raises
+        ------
+        ValueError
+            For no sequences, or for hidden states and moments together.
         """
         if moments and hidden is not None:
             raise ValueError("ask for hidden states and for moments one after the other")
@@ -201,17 +258,30 @@ class EvaluationSession:
         return _joined([known[s] for s in sequences], hidden is not None, moments)
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """Greedy continuations without the stop token; a longer one known already is cut."""
+        """Greedy continuations.
+
+        Parameters
+        ----------
+        prompts : sequence of token ids
+        max_new_tokens : int, at least 1
+
+        Returns
+        -------
+        list of lists of token ids
+            Without the stop token; a longer known continuation is truncated.
+        """
         self.request(prompts=prompts, max_new_tokens=max_new_tokens)
         self.compute()
         return [self.continued[tuple(prompt)][1][:max_new_tokens] for prompt in prompts]
 
 
 def _kind(hidden: str | None, layer: int | None) -> _Kind | None:
+    """The kind of hidden states, None for none."""
     return None if hidden is None else (hidden, layer)
 
 
 def _joined(found: Sequence[tuple[Scores, int]], hidden: bool, moments: bool) -> Scores:
+    """The scores of several sequences as one object."""
     if not found:
         raise ValueError("no sequences to score")
     return Scores(
@@ -234,7 +304,7 @@ class Evaluator(Protocol):
         ...
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Measure; raise if that is impossible."""
+        """Measure the session's model; raises an error if that is impossible."""
         ...
 
 
@@ -243,7 +313,7 @@ class Requesting(Protocol):
     """An evaluator that announces what it will read, so that all evaluators share one pass."""
 
     def request(self, session: EvaluationSession) -> None:
-        """Call `session.request`."""
+        """Announce with `session.request` what `evaluate` will read."""
         ...
 
 
@@ -253,9 +323,18 @@ class EvaluationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Report:
-    """Results and seconds by evaluator name; failed: name -> what went wrong (such an evaluator has no result).
+    """Results of all evaluators.
 
-    shared_seconds: the pass that evaluators share.
+    Attributes
+    ----------
+    results : mapping of Result
+        By evaluator name.
+    seconds : mapping of float
+        By evaluator name.
+    shared_seconds : float
+        Of the pass that evaluators share.
+    failed : mapping of str
+        Error messages of evaluators that failed and have no result.
     """
 
     results: Mapping[str, Result]
@@ -265,15 +344,23 @@ class Report:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics as "evaluator/metric"."""
+        """All metrics by "evaluator/metric"."""
         return {f"{name}/{key}": value for name, r in self.results.items() for key, value in r.metrics.items()}
 
 
 class Hook:
-    """Runs evaluators on a model: eval mode, no gradients, the model's train and eval flags restored.
+    """Runs evaluators on a model in evaluation mode without gradients; the model's train and eval flags are restored.
 
-    strict: raise EvaluationError at the first evaluator that fails instead of reporting it. Raises ValueError for two
-    evaluators of one name.
+    Parameters
+    ----------
+    evaluators : sequence of Evaluator
+    strict : bool
+        Raise EvaluationError at the first evaluator that fails, instead of reporting it.
+
+    Raises
+    ------
+    ValueError
+        For two evaluators of one name.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator], *, strict: bool = False) -> None:
@@ -283,7 +370,17 @@ class Hook:
         self.evaluators, self.strict = tuple(evaluators), strict
 
     def run(self, session: EvaluationSession) -> Report:
-        """Evaluate the session's model with every evaluator."""
+        """Evaluate the session's model with every evaluator.
+
+        Returns
+        -------
+        Report
+
+        Raises
+        ------
+        EvaluationError
+            In a strict hook, when an evaluator fails.
+        """
         import torch
 
         from evaluation.engine.models import evaluation_mode
@@ -309,6 +406,7 @@ class Hook:
         return Report(results, seconds, shared, failed)
 
     def _share(self, session: EvaluationSession, failed: dict[str, str]) -> None:
+        """Let evaluators announce what they read, and compute it in one pass."""
         for evaluator in self.evaluators:
             if isinstance(evaluator, Requesting):
                 try:
@@ -323,6 +421,7 @@ class Hook:
             session.forget_requests()
 
     def _fail(self, name: str, error: Exception, failed: dict[str, str]) -> None:
+        """Report a failed evaluator, or raise in a strict hook."""
         if self.strict:
             raise EvaluationError(f"evaluator {name} failed: {error}") from error
         logger.error("evaluator %s failed: %s: %s", name, type(error).__name__, error)

@@ -11,7 +11,7 @@ __all__ = ["build", "names"]
 
 
 def __getattr__(name: str) -> Any:
-    """What the package offers is imported when it is asked for: a configuration is checked without Flower."""
+    """Import `build` and `names` on first use, so that a configuration is checked without Flower."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from strategies.rules import factory

@@ -21,9 +21,21 @@ _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.f
 
 
 def view(array: Array) -> NDArray:
-    """The numbers of a Flower array as a read-only view on its bytes, any shape.
+    """Numbers of a Flower array as a read-only view on its bytes.
 
-    Raises ValueError when the bytes are not one array of plain numbers.
+    Parameters
+    ----------
+    array : Array
+        In numpy's npy format, of any shape.
+
+    Returns
+    -------
+    ndarray
+
+    Raises
+    ------
+    ValueError
+        When the bytes are not one array of plain numbers.
     """
     if array.stype != "numpy.ndarray":
         raise ValueError(f"unknown serialisation {array.stype!r}")
@@ -62,7 +74,18 @@ def blocks(size: int) -> Iterator[slice]:
 
 
 def weighted_sum(arrays: Sequence[NDArray], weights: Sequence[float]) -> NDArray[np.float64]:
-    """Σ weight · array over 1-d arrays of one length, in float64 and in the given order."""
+    """Σ weight · array, in float64 and in the given order.
+
+    Parameters
+    ----------
+    arrays : sequence of K arrays (n,)
+        At least one.
+    weights : sequence of K floats
+
+    Returns
+    -------
+    array (n,), float64
+    """
     total = np.multiply(arrays[0], weights[0], dtype=np.float64)
     product = np.empty_like(total)
     for array, weight in zip(arrays[1:], weights[1:], strict=True):
@@ -72,14 +95,23 @@ def weighted_sum(arrays: Sequence[NDArray], weights: Sequence[float]) -> NDArray
 
 
 def store(target: NDArray, block: slice, values: NDArray[np.float64]) -> None:
-    """Write float64 `values` into `target[block]`, rounded to the nearest number of its dtype."""
+    """Write float64 `values` into `target[block]`, rounded to its dtype."""
     with np.errstate(over="ignore"):
         target[block] = values if target.dtype.kind == "f" else np.rint(values)
 
 
 def distance(a: ArrayRecord, b: ArrayRecord) -> float:
-    """‖a − b‖₂ over all arrays together, in float64; infinite where that cannot hold its square. Both have the same
-    names and shapes.
+    """L2 distance ‖a − b‖₂ over all arrays together, in float64.
+
+    Parameters
+    ----------
+    a, b : ArrayRecord
+        Of the same names and shapes.
+
+    Returns
+    -------
+    float
+        Infinite where float64 cannot hold its square.
     """
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -92,7 +124,7 @@ def distance(a: ArrayRecord, b: ArrayRecord) -> float:
 
 
 def norm(arrays: ArrayRecord) -> float:
-    """‖arrays‖₂ over all of them together, in float64; infinite where that cannot hold its square."""
+    """L2 norm over all arrays together, in float64; infinite where that cannot hold its square."""
     total = 0.0
     with np.errstate(over="ignore"):
         for array in arrays.values():
@@ -106,9 +138,22 @@ def norm(arrays: ArrayRecord) -> float:
 def merged(
     arrays: ArrayRecord, others: Sequence[ArrayRecord], weights: Sequence[float], mean: Mean | None = None
 ) -> ArrayRecord:
-    """φ + Σ w_u (φ_u − φ), array by array, in float64 and then in φ's dtype.
+    """Merge models: φ + Σ w_u (φ_u − φ), array by array, in float64 and then in φ's dtype.
 
-    Weights that sum to 1 give the weighted mean of the φ_u. With `mean` it is that mean; the weights then sum to 1.
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        φ.
+    others : sequence of K ArrayRecord
+        φ_u, with the names and shapes of φ.
+    weights : sequence of K floats
+        w_u; if they sum to 1, the result is the weighted mean of the φ_u.
+    mean : Mean, optional
+        Takes that mean in place of the formula; the weights must sum to 1.
+
+    Returns
+    -------
+    ArrayRecord
     """
     result = {}
     for name, array in arrays.items():
@@ -134,9 +179,17 @@ def fingerprint(arrays: ArrayRecord) -> str:
 
 
 def with_dtypes_of(reference: ArrayRecord, arrays: ArrayRecord) -> ArrayRecord:
-    """`arrays` itself, or a copy in the dtypes of `reference` where a strategy changed them (Flower's FedAdam does).
+    """Cast arrays back to the dtypes of `reference` where a strategy changed them (as Flower's FedAdam does).
 
-    Raises ValueError when names or shapes differ from `reference`.
+    Returns
+    -------
+    ArrayRecord
+        `arrays` itself if its dtypes are right.
+
+    Raises
+    ------
+    ValueError
+        When names or shapes differ.
     """
     if reference.keys() != arrays.keys():
         raise ValueError(f"expected arrays {sorted(reference)}, got {sorted(arrays)}")

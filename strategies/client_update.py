@@ -1,4 +1,4 @@
-"""One client's part of a round of FedFT, as the aggregators and the history see it."""
+"""One client's update in a round of FedFT, as aggregators and update history see it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from strategies import message_keys
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """One accepted reply: the client, its weight n_k > 0 (num-examples), its model φ_k, its local optimiser steps.
+    """One valid reply.
 
-    `partition` is -1 and `steps` is None where the reply does not tell.
+    Attributes
+    ----------
+    partition : int
+        The client; -1 if unknown.
+    weight : float above 0
+        n_k (num-examples).
+    arrays : ArrayRecord
+        Its model φ_k.
+    steps : float or None
+        Its local optimiser steps; None if not reported.
     """
 
     partition: int
@@ -25,9 +34,21 @@ class ClientUpdate:
 
     @classmethod
     def of(cls, content: RecordDict, weight_key: str, partition: int | None = None) -> ClientUpdate:
-        """The update in a checked reply, which has one ArrayRecord and one MetricRecord; `partition` if it is known.
+        """Read the update from a checked reply.
 
-        Its ArrayRecord is a copy that shares the numbers: some of Flower's strategies empty that of the reply.
+        Parameters
+        ----------
+        content : RecordDict
+            With one ArrayRecord and one MetricRecord.
+        weight_key : str
+            The metric that is the weight.
+        partition : int, optional
+            The client, if known.
+
+        Returns
+        -------
+        ClientUpdate
+            Its ArrayRecord is a copy that shares the numbers: some of Flower's strategies empty that of the reply.
         """
         arrays = next(iter(content.array_records.values()))
         metrics = next(iter(content.metric_records.values()))
@@ -42,7 +63,13 @@ class ClientUpdate:
 
 
 def shares(updates: Sequence[ClientUpdate]) -> list[float]:
-    """α_k = n_k / Σ n_j, in the order of `updates`; they sum to 1 also where Σ n_j is more than float64 holds."""
+    """Aggregation weights α_k = n_k / Σ n_j in the order of `updates`.
+
+    Returns
+    -------
+    list of float
+        They sum to 1, also where Σ n_j exceeds float64's range.
+    """
     total = sum(update.weight for update in updates)
     if math.isfinite(total):
         return [update.weight / total for update in updates]

@@ -1,4 +1,4 @@
-"""What ends a federated run instead of being left out of a round."""
+"""Errors that end a federated run."""
 
 from __future__ import annotations
 

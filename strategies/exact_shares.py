@@ -1,4 +1,4 @@
-"""Shares of a count, exactly: 0.29 of 100 is 29, though the float product is 28.999999999999996."""
+"""Exact shares of a count: 0.29 of 100 is 29, though the float product is 28.999999999999996."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 
 def _written(share: float) -> Fraction:
-    """The shortest decimal that is read as this float: what was written."""
+    """The share as it was written: the shortest decimal that reads as this float."""
     return Fraction(repr(float(share)))
 
 
@@ -22,11 +22,13 @@ def ceil_of(share: float, count: int) -> int:
 
 
 def above(share: float) -> float:
-    """The next float above a share, 0 for 0: Flower takes the integer part of its float product with a count, which for
-    this one is `floor_of` the share."""
+    """The next float above a share, 0 for 0.
+
+    Flower truncates its float product of share and count, which for this float is `floor_of` the share.
+    """
     return math.nextafter(share, math.inf) if share else share
 
 
 def parts_in(count: float, share: float) -> int:
-    """⌊count / share⌋: how many parts of the size `share` > 0 fit into `count`."""
+    """⌊count / share⌋, exactly, for a share above 0."""
     return math.floor(_written(count) / _written(share))

@@ -1,7 +1,7 @@
-"""All that this package takes of Flower beyond its public interface; nothing else here may (a test looks).
+"""All uses of Flower beyond its public interface; a test checks that the package has no others.
 
 Public is what `__all__` of flwr.app, flwr.clientapp, flwr.serverapp, flwr.serverapp.strategy and flwr.simulation names.
-`tests/unit/strategies/test_flower_internals.py` has a test for each of these, which says what a new Flower changed.
+`tests/unit/strategies/test_flower_internals.py` tests each of these, and shows what a new Flower changed.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ NODE_UNAVAILABLE: int = ErrorCode.NODE_UNAVAILABLE
 
 
 def valid_replies(strategy: FedAvg, replies) -> list[Message]:
-    """Those of the training replies that are no errors; Flower itself checks that they fit together, and logs."""
+    """Training replies without errors; Flower itself checks and logs whether they fit together."""
     return strategy._check_and_log_replies(replies, is_train=True)[0]
 
 
 def set_message_id(message: Message, identifier: str) -> None:
-    """Give a message the id that a grid gives when it sends it; Flower's own attribute cannot be written."""
+    """Set the id of a message, which a grid gives when it sends it; Flower's own attribute is read-only."""
     message.metadata.__dict__["_message_id"] = identifier
 
 
 def set_sender(message: Message, node: int) -> None:
-    """Say that a message comes from `node`, as an error does that the SuperLink makes up."""
+    """Set the sender of a message, as for an error that the SuperLink makes."""
     message.metadata.__dict__["_src_node_id"] = node
 
 
 def identify_process() -> None:
-    """Flower creates messages only in a process that belongs to a task: outside of Flower, make one up."""
+    """Give the process a made-up task: Flower creates messages only in a process that belongs to one."""
     if TaskIdentity._run_id is None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1

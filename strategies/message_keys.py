@@ -1,4 +1,4 @@
-"""The words of the conversation between server and clients: message types, record names and keys."""
+"""Message types, record names and keys of the messages between server and clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MOVING: Final = "moving"
 it, and 0 to the next whole byte. Without it every number may change."""
 UNLEARNED_ROUND: Final = "unlearned-round"
 """int, in a `TRAIN` message where updates are compressed: the newest round that began with a model in which something
-was unlearned. What a client kept back before it was computed from a model that still knew that, and counts no more."""
+was unlearned. Error-feedback residuals from before it came from a model that still knew that, and are dropped."""
 NOISE_MULTIPLIER: Final = "noise-multiplier"
 """float: with record-level privacy, the noise deviation on a sum of clipped gradients, in clipping norms."""
 LORA_RANK: Final = "lora-rank"

@@ -1,4 +1,4 @@
-"""The numbers that a client may tell with a reply: their names, kinds and ranges. What has another name is dropped."""
+"""Metrics that a client may report with a reply: names, types and ranges. Metrics of other names are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from strategies import message_keys
 
 
 class Number(NamedTuple):
-    """Between what a number may lie, ends included; whether it is whole, and whether every reply must tell it."""
+    """Type and range of one metric.
+
+    Attributes
+    ----------
+    low, high : float
+        Inclusive range.
+    whole : bool
+        Whether it is an integer.
+    required : bool
+        Whether every reply must report it.
+    """
 
     low: float
     high: float
@@ -21,11 +31,11 @@ class Number(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """In words."""
+        """What is expected, in words for an error message."""
         return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
 
     def fits(self, value: object) -> bool:
-        """Whether `value` is such a number."""
+        """Whether `value` is a number of this type and range."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return False
         return math.isfinite(value) and self.low <= value <= self.high
@@ -69,7 +79,7 @@ COUNTS: Mapping[str, Numbers] = {
 
 
 def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:
-    """What is wrong with the known ones of `metrics`, empty if nothing is."""
+    """What is wrong with the known ones of `metrics`; empty if nothing is."""
     for name, number in numbers.items():
         if name not in metrics:
             if number.required:
@@ -80,5 +90,5 @@ def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:
 
 
 def known(metrics: MetricRecord, numbers: Numbers) -> MetricRecord:
-    """Those of `metrics` that have a known name, and the partition id."""
+    """The metrics that have a known name, and the partition id."""
     return MetricRecord({k: v for k, v in metrics.items() if k in numbers or k == message_keys.PARTITION_ID})

@@ -1,4 +1,4 @@
-"""Judging replies before anything is aggregated: what is not entirely well is left out, with a reason."""
+"""Validity checks of client replies before aggregation; an invalid reply is left out, with a reason."""
 
 from __future__ import annotations
 
@@ -21,9 +21,18 @@ _LONGEST_TRACEBACK = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ReplyCheck:
-    """What became of one message: `reply` is the valid answer, or None with a `reason`. `partition` -1: unknown.
+    """Outcome of one message.
 
-    `late`: the exchange went on without the answer; that is no fault of the client's.
+    Attributes
+    ----------
+    partition : int
+        The client; -1 if unknown.
+    reply : Message or None
+        The valid reply.
+    reason : str
+        Why there is none.
+    late : bool
+        The exchange went on without the reply, which is no fault of the client's.
     """
 
     partition: int
@@ -33,11 +42,21 @@ class ReplyCheck:
 
 
 def answers(messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | None]]:
-    """Each sent message with its answer, None where none came.
+    """Match sent messages with replies.
 
-    Answers are matched by `reply_to_message_id`; the sender counts only where that id is of no message here. What one
-    node says in answer to a message to another is none; an error that Flower makes up for a dead node comes from the
-    SuperLink. Of two answers to one message the first counts.
+    Replies are matched by `reply_to_message_id`; by sender only where that id is of no message here. A reply from
+    another node than the addressed one is ignored, except an error that Flower makes for a dead node, which comes from
+    the SuperLink. Of two replies to one message the first counts.
+
+    Parameters
+    ----------
+    messages : sequence of Message
+    replies : iterable of Message
+
+    Returns
+    -------
+    list of (Message, Message or None)
+        In the order of `messages`.
     """
     sent = {m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id}
     by_id: dict[str, Message] = {}
@@ -64,16 +83,32 @@ def judge(
     numbers: metric_schema.Numbers | None = None,
     own: Mapping[int, ArrayRecord] | None = None,
 ) -> list[ReplyCheck]:
-    """Judge the answers of an exchange, ordered by partition id.
+    """Check the replies of an exchange.
 
-    `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
-    these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays); `own`: those of clients
-    that were sent others. Its only MetricRecord is finite, with `weight_key` above 0, and with `needs_steps` the number
-    of local steps above 0, too. Flower wants equal metric keys in all replies that it averages: with `same_metrics`
-    those that differ from most are left out.
+    Parameters
+    ----------
+    exchanged : iterable of (client, Message or None)
+    reference : ArrayRecord or None
+        The arrays that were sent: a valid reply has exactly these names, shapes and dtypes, with finite numbers. None:
+        the exchange returns no arrays.
+    arrays_key, weight_key : str
+        A valid reply has one MetricRecord of finite numbers, with `weight_key` above 0.
+    needs_steps : bool
+        It must report the number of local steps above 0, too.
+    timeout : float, optional
+        Seconds, for the reason of a missing reply.
+    same_metrics : bool
+        Flower needs equal metric keys in all replies that it averages: those that differ from most are left out.
+    numbers : Numbers, optional
+        Accept these metrics alone, if they have the right type and range, and drop all others. Then no reply is left
+        out for differing: with `same_metrics` only metrics that all replies report are kept.
+    own : mapping of client to ArrayRecord, optional
+        References of clients that received other arrays.
 
-    With `numbers` only these are taken of the metrics, if they are of their kind and range; all others are dropped from
-    the replies. Then nobody is left out for differing: what one reply does not tell none does.
+    Returns
+    -------
+    list of ReplyCheck, by partition id
+        Metrics are dropped from the replies in place.
     """
     verdicts = []
     for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
@@ -94,7 +129,7 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 
 def error_text(reply: Message) -> str:
-    """Code and reason of an error reply in one line; of a Python traceback only its last line, the exception."""
+    """Code and reason of an error reply in one line; of a Python traceback only the exception."""
     reason = reply.error.reason or ""
     lines = [line for text in reason[-_LONGEST_TRACEBACK:].splitlines() if (line := plain(text))]
     text = clean("; ".join(lines[-1:] if "Traceback" in reason or "RayTaskError" in reason else lines))
@@ -110,6 +145,7 @@ def _fault(
     needs_steps: bool,
     timeout: float | None,
 ) -> str:
+    """What is wrong with a reply; empty if nothing is."""
     if reply is None:
         return "no reply" if timeout is None else f"no reply within {timeout:g} s"
     if reply.has_error():
@@ -126,6 +162,7 @@ def _fault(
 
 
 def _array_fault(reference: ArrayRecord, candidate: ArrayRecord) -> str:
+    """What is wrong with the arrays of a reply."""
     missing, extra = reference.keys() - candidate.keys(), candidate.keys() - reference.keys()
     if missing or extra:
         return f"wrong arrays: missing {sorted(missing)}, unknown {sorted(extra)}"
@@ -144,6 +181,7 @@ def _array_fault(reference: ArrayRecord, candidate: ArrayRecord) -> str:
 
 
 def _metric_fault(partition: int, reply: Message, weight_key: str, needs_steps: bool) -> str:
+    """What is wrong with the metrics of a reply."""
     records = reply.content.metric_records
     if len(records) != 1:
         return f"expected one MetricRecord, got {len(records)}"
@@ -182,12 +220,13 @@ def _same_metrics(verdicts: list[ReplyCheck]) -> list[ReplyCheck]:
 
 
 def _layout(reply: Message) -> tuple[str, frozenset[tuple[str, int]]]:
+    """Names and lengths of a reply's metrics."""
     (name, metrics), *_ = reply.content.metric_records.items()
     return name, frozenset((k, len(v) if isinstance(v, list) else -1) for k, v in metrics.items())
 
 
 def _keep(verdicts: Sequence[ReplyCheck], numbers: metric_schema.Numbers, *, same: bool) -> None:
-    """Leave of the metrics of all good replies the known ones, and with `same` those that every one of them tells."""
+    """Keep the known metrics of all good replies, and with `same` those alone that all of them report."""
     replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
     kept = [metric_schema.known(metrics_of(reply), numbers) for reply in replies]
     shared = set.intersection(*(set(metrics) for metrics in kept)) if kept and same else None

@@ -1,4 +1,4 @@
-"""What a client receives where that is not the global model as it is, and how its answer becomes one of that model."""
+"""Submodels: what a client receives in place of the global model, and how its reply becomes a full model again."""
 
 from __future__ import annotations
 
@@ -13,26 +13,41 @@ from strategies.untrusted_text import clean
 
 
 class Submodel(Protocol):
-    """The global model in the form of one client, for the time of one exchange."""
+    """One client's form of the global model, for one exchange."""
 
     @property
     def sent(self) -> ArrayRecord:
-        """What the client receives. Its answer holds the same names, shapes and dtypes."""
+        """What the client receives; its reply has the same names, shapes and dtypes."""
         ...
 
     @property
     def settings(self) -> Mapping[str, str | int]:
-        """What its message says besides, in place of what it says to the others."""
+        """Entries of the message to this client that differ from those to others."""
         ...
 
     def joined(self, answer: ArrayRecord) -> ArrayRecord:
-        """The client's model as one in the form of the global model; of what was `sent` exactly the global model."""
+        """The client's model in the form of the global model.
+
+        Parameters
+        ----------
+        answer : ArrayRecord
+            The client's reply; of `sent` itself the result is exactly the global model.
+
+        Returns
+        -------
+        ArrayRecord
+
+        Raises
+        ------
+        ValueError
+            If the result is not finite.
+        """
         ...
 
 
 Fitting = Callable[[str, ArrayRecord], Callable[[int], Submodel | None]]
-"""(Kind of exchange, as `Listener.exchange_started` names it, global model) → client → the model in that client's form,
-None where it gets the global model itself."""
+"""(Kind of exchange, as `Listener.exchange_started` names it, global model) → (client) → its submodel, None where it
+gets the global model itself."""
 
 
 def fitted_messages(
@@ -42,7 +57,21 @@ def fitted_messages(
     arrays_key: str,
     config_key: str,
 ) -> list[Message]:
-    """The messages, each with the model and the settings of its client; those of all others as they are."""
+    """Put each client's submodel and settings into its message.
+
+    Parameters
+    ----------
+    messages : sequence of Message
+    clients : sequence of int
+        The clients that they go to.
+    fitted : mapping of client to Submodel
+        Messages of other clients stay as they are.
+    arrays_key, config_key : str
+
+    Returns
+    -------
+    list of Message
+    """
     return [
         message if client not in fitted else _fitted_message(message, fitted[client], arrays_key, config_key)
         for message, client in zip(messages, clients, strict=True)
@@ -55,9 +84,21 @@ def read_answers(
     read: Callable[[ArrayRecord, ArrayRecord], ArrayRecord],
     arrays_key: str,
 ) -> dict[int, str]:
-    """Put the models that compressed answers stand for in their place; what is wrong with the others, by client.
+    """Decode compressed replies in place.
 
-    `received`: clients and their answers; `sent`: what a client received; `read`: (that, its answer) → its model.
+    Parameters
+    ----------
+    received : iterable of (client, Message or None)
+    sent : callable (client) -> ArrayRecord
+        What a client received.
+    read : callable (sent, reply) -> ArrayRecord
+        Decodes a model.
+    arrays_key : str
+
+    Returns
+    -------
+    dict of str
+        By client, what is wrong with a reply that cannot be read.
     """
     faults = {}
     for client, answer in received:
@@ -71,7 +112,19 @@ def read_answers(
 
 
 def join(verdicts: Sequence[ReplyCheck], fitted: Mapping[int, Submodel], arrays_key: str) -> list[ReplyCheck]:
-    """The verdicts with the good answers as models in the global form; their replies are changed in place."""
+    """Turn the submodels in valid replies into full models, in place.
+
+    Parameters
+    ----------
+    verdicts : sequence of ReplyCheck
+    fitted : mapping of client to Submodel
+    arrays_key : str
+
+    Returns
+    -------
+    list of ReplyCheck
+        With a reason in place of a reply that cannot be joined.
+    """
     found = []
     for verdict in verdicts:
         own = fitted.get(verdict.partition)
@@ -88,6 +141,7 @@ def join(verdicts: Sequence[ReplyCheck], fitted: Mapping[int, Submodel], arrays_
 
 
 def _fitted_message(message: Message, own: Submodel, arrays_key: str, config_key: str) -> Message:
+    """The message to one client, with its submodel and settings."""
     config = ConfigRecord({**message.content.config_records[config_key], **own.settings})
     content = RecordDict({**message.content, arrays_key: own.sent, config_key: config})
     return Message(content, dst_node_id=message.metadata.dst_node_id, message_type=message.metadata.message_type)

@@ -1,4 +1,4 @@
-"""Text that others wrote: what a terminal, a log or a page would obey is taken out where the text enters."""
+"""Sanitises text from others: control characters and escape sequences are removed where the text enters."""
 
 from __future__ import annotations
 
@@ -20,19 +20,32 @@ _OBEYED = ("Cc", "Cs", "Zl", "Zp")
 
 
 def plain(text: str) -> str:
-    """`text` in one line without escape sequences, control characters, lone surrogates and invisible marks."""
+    """`text` in one line, without escape sequences, control characters, lone surrogates and invisible marks."""
     if text.isprintable():
         return " ".join(text.split())
     return " ".join("".join(map(_shown, _SEQUENCES.sub("", text))).split())
 
 
 def clean(text: str, longest: int = LONGEST) -> str:
-    """`plain` of `text`, cut to `longest` characters; the last is `…` where it was cut."""
+    """Sanitise and truncate a text.
+
+    Parameters
+    ----------
+    text : str
+    longest : int
+        Most characters that are kept; the last is `…` where it was truncated.
+
+    Returns
+    -------
+    str
+        As `plain`.
+    """
     shown = plain(text[: 8 * longest])
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def _shown(character: str) -> str:
+    """A character, or what stands in its place."""
     kind = unicodedata.category(character)
     if kind == "Cf" and character not in _JOINERS:
         return ""

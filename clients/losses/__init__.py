@@ -19,18 +19,22 @@ The module may also define, with the hyperparameters as keywords:
   a hyperparameter that `advance` moves; the loss stays a function. Without it, all of them stay as they are.
 - `finish(received, trained, **hyperparameters)`: the parameters (n,) in which the unlearning ends, by those with which
   it began and those after its last update, the updates being made on a copy of the model. `SCALED_BY` names the
-  hyperparameter, a number, that is the length of the way gone in the end as a multiple of the copy's. Such a method
-  takes no option that would stop or turn its updates by what they do to the forget records.
+  hyperparameter, a number, that is the length of the final change as a multiple of the copy's. Such a method takes no
+  option that would stop or turn its updates by what they do to the forget records.
 
 Quantities whose names begin with `alternative_` are about other answers to the forget questions, one a record and
-epoch; who calls `unlearn` brings them.
+epoch; the caller of `unlearn` provides them.
 
-Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
-suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
-that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `SCALED_BY` as
-above, `OTHERS = True` that the server has the other clients train beside it, `PER_RECORD = True` that it is a mean over
-forget records plus a mean over retain records, the terms of which are about one record each, so that each record's
-gradient can be clipped (`clients.record_level_dp`).
+Further literals are read without importing the module:
+
+- `LIMITS`: the ranges of the hyperparameters;
+- `LABEL`: the name in tables of suites;
+- `NEEDS_RETAIN = True`: it needs retain records though only `phases` says so;
+- `UPDATES`: the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint);
+- `SCALED_BY`: as above;
+- `OTHERS = True`: the server has the other clients train as well;
+- `PER_RECORD = True`: it is a mean over forget records plus a mean over retain records, the terms of which are about
+  one record each, so that each record's gradient can be clipped (`clients.record_level_dp`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.
@@ -57,7 +61,22 @@ from clients.own_code import run_code
 
 @dataclass(frozen=True)
 class Method:
-    """A loss with what its signature says about it."""
+    """An unlearning loss with what its signature and module declare.
+
+    Attributes
+    ----------
+    name : str
+    function : callable
+        The loss.
+    required, optional : tuple of str
+        Quantities that it needs, and those that may be None.
+    defaults : mapping
+        Hyperparameters.
+    phases_in, layers_in, advance_in, finish_in : callable, optional
+        The module's `phases`, `layers`, `advance`, `finish`.
+    per_record : bool
+        Whether each term is about one record.
+    """
 
     name: str
     function: Callable[..., Tensor]
@@ -72,32 +91,56 @@ class Method:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All quantities that it may ask for."""
+        """All quantities that it may request."""
         return self.required + self.optional
 
     def phases(self, epoch: int, parameters: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
-        """The updates made of each batch in `epoch`, from 0, each with the quantities that it needs."""
+        """Updates made of each batch in `epoch`, from 0, each with the quantities that it needs."""
         return [self.names] if self.phases_in is None else self.phases_in(epoch, **parameters)
 
     @property
     def needs_retain(self) -> bool:
-        """Whether it cannot do without retain records."""
+        """Whether it needs retain records."""
         needed = [(name,) for name in self.required], self.phases(0, self.defaults)
         return any(all(name.startswith("retain") for name in names) for names in itertools.chain(*needed))
 
     @property
     def needs_alternatives(self) -> bool:
-        """Whether it asks for other answers to the forget questions."""
+        """Whether it needs other answers to the forget questions."""
         return any(name.startswith("alternative_") for name in self.names)
 
     def advanced(self, epoch: int, means: Mapping[str, float], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The hyperparameters of the next update. Raises ValueError where `advance` returns what are none."""
+        """Hyperparameters of the next update.
+
+        Parameters
+        ----------
+        epoch : int, from 0
+        means : mapping of float
+            Mean over the update's records of each quantity.
+        parameters : mapping
+            The present hyperparameters.
+
+        Returns
+        -------
+        mapping
+
+        Raises
+        ------
+        ValueError
+            Where the module's `advance` returns something else than hyperparameters.
+        """
         if self.advance_in is None:
             return parameters
         return self.parameters({**parameters, **self.advance_in(epoch, means, **parameters)})
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown or non-finite one."""
+        """All hyperparameters: `given` over the defaults.
+
+        Raises
+        ------
+        ValueError
+            For an unknown name, or a value that is not finite or of another type than the default.
+        """
         for key, value in given.items():
             if key not in self.defaults:
                 raise ValueError(f"{self.name} has no hyperparameter {key!r}{_nearest(key, self.defaults)}")
@@ -112,15 +155,28 @@ class Method:
 
 
 def names() -> list[str]:
-    """The names of all methods, sorted."""
+    """Names of all methods, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def get(name: str) -> Method:
-    """The method of that name, or of the Python file whose path it is, which is run.
+    """Get a method by name, or from a Python file by its path, which is run.
 
-    Raises ValueError naming the nearest ones if there is none, and for a file that is no method; NotPermitted, which is
-    one, for a file that nobody permitted in this process (`clients.own_code`).
+    Parameters
+    ----------
+    name : str
+        One of `names()`, or a path that ends with `.py`.
+
+    Returns
+    -------
+    Method
+
+    Raises
+    ------
+    ValueError
+        If there is none, with the nearest names, and for a file that is no method.
+    NotPermitted
+        For a file that nobody permitted in this process (`clients.own_code`); it is a ValueError.
     """
     if name.endswith(".py"):
         return _method(Path(name).stem, _module_of(Path(name)))
@@ -131,6 +187,7 @@ def get(name: str) -> Method:
 
 
 def _module_of(file: Path) -> ModuleType:
+    """Run a file and check that it defines a loss."""
     module = run_code(file)
     if not callable(getattr(module, file.stem, None)):
         raise ValueError(f"{file} has no function {file.stem!r}, which would be the loss")
@@ -138,6 +195,7 @@ def _module_of(file: Path) -> ModuleType:
 
 
 def _method(name: str, module: ModuleType) -> Method:
+    """The method that a module defines."""
     function = getattr(module, name)
     required, optional, defaults = [], [], {}
     for parameter in inspect.signature(function).parameters.values():
@@ -154,14 +212,16 @@ def _method(name: str, module: ModuleType) -> Method:
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
-    """The method's hyperparameters with their defaults."""
+    """Hyperparameters of a method with their defaults."""
     return dict(get(name).defaults)
 
 
 def _is_number(value: object) -> bool:
+    """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _nearest(name: str, known: Any) -> str:
+    """A hint with the nearest known names."""
     close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

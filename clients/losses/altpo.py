@@ -26,9 +26,27 @@ def altpo(
     """−(2/β) E_forget log σ(β log p(y_a|x)/p_ref(y_a|x) − β log p(y_f|x)/p_ref(y_f|x)) + α E_retain ℓ(y|x).
 
     Mekala et al. 2025, by their public code: negative feedback on the true answer y_f and positive feedback on y_a, an
-    answer of the same kind. The log-likelihoods (B,) are those of whole answers, sums over their tokens in nats, under
-    the model and the model as received. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f). Raises
-    ValueError unless `beta` > 0.
+    answer of the same kind.
+
+    Parameters
+    ----------
+    forget_log_p, forget_reference_log_p, alternative_log_p, alternative_reference_log_p : tensor (B,)
+        Log-likelihoods of complete answers, sums over their tokens, under the model and the model as received, nats.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    beta : float above 0
+        β.
+    alpha : float, at least 0
+        α.
+
+    Returns
+    -------
+    tensor, scalar
+
+    Raises
+    ------
+    ValueError
+        Unless `beta` > 0.
     """
     pairs = (alternative_log_p, alternative_reference_log_p, forget_log_p, forget_reference_log_p)
     loss = preference(*pairs, beta)

@@ -28,8 +28,24 @@ def bad_teacher(
 ) -> Tensor:
     """γ E_forget KL(f_random‖f) + α E_retain [KL(f_ref‖f) + ℓ(y|x)]: Chundawat et al. 2023 with RULER's ℓ (0.A.11).
 
-    All (B,), means over the answer tokens of each record, in nats. `teacher_seed` gives the randomly initialised
-    teacher its weights; the divergences are T² KL at the `temperature` T.
+    Parameters
+    ----------
+    forget_teacher_kl : tensor (B,)
+        Mean over the answer tokens of T² KL from the randomly initialised teacher, nats.
+    retain_reference_kl : tensor (B,), optional
+        The same from the model as received, on retain records.
+    retain_nll : tensor (B,), optional
+        Mean negative log-likelihood over the answer tokens of the retain records, nats.
+    gamma, alpha : float, at least 0
+        γ, α.
+    temperature : float above 0
+        T of the divergences; used where these are computed.
+    teacher_seed : int
+        Seed of the teacher's weights; used where it is made.
+
+    Returns
+    -------
+    tensor, scalar
     """
     loss = gamma * forget_teacher_kl.mean()
     for term in (retain_reference_kl, retain_nll):

@@ -27,12 +27,27 @@ def calibrated(
 ) -> Tensor:
     """E_forget [γ (−(1/|y|) log p(y|x) − t)² + κ KL(q‖f)] + α E_retain ℓ(y|x): our own.
 
-    `forget_nll`, `forget_target_nll` (B,): mean negative log-likelihood of each answer, and its target t
-    (`clients.forgetting_target`), nats per token. Two-sided: what is known too well is pushed away, what is avoided is
-    pulled back. `forget_target_kl` (B,): mean over the answer tokens of the divergence from q, the untouched base
-    model's distribution with the true token as likely as it is to be. It says which tokens give way, where a few could
-    meet the mean, and where the probability goes that is taken away: without it the answers that are left are no
-    language. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
+    Two-sided: what is known too well is pushed away, what is avoided is pulled back. The divergence determines which
+    tokens change, where a few could meet the mean, and where the removed probability goes: without it the remaining
+    answers are no language.
+
+    Parameters
+    ----------
+    forget_nll, forget_target_nll : tensor (B,)
+        Mean negative log-likelihood of each answer, and its target t (`clients.forgetting_target`), nats per token.
+    forget_target_kl : tensor (B,)
+        Mean over the answer tokens of the divergence from q, the untouched base model's distribution with the true
+        token at its target probability, nats.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    gamma : float above 0
+        γ.
+    kappa, alpha : float, at least 0
+        κ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     gap = forget_nll - forget_target_nll.to(forget_nll)
     loss = (gamma * gap**2 + kappa * forget_target_kl).mean()

@@ -28,8 +28,18 @@ def ce_u(
     the unlikelihood loss, and the likelihoods of the true tokens suffice. It is the paper's cross-entropy less the
     entropy of q, whose gradient is none. The gradient is bounded, and vanishes as a token is forgotten.
 
-    `forget_token_log_p` gives (L_i,) of each record: log p_i of its answer tokens, in nats; 1 − p_i counts as the
-    precision of the numbers where it is less. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
+    Parameters
+    ----------
+    forget_token_log_p : sequence of B tensors (L_i,)
+        log p_i of each record's answer tokens, nats; 1 − p_i counts as the precision of the numbers where it is less.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    gamma, alpha : float, at least 0
+        γ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     terms = []
     for log_p in forget_token_log_p:

@@ -22,8 +22,17 @@ LIMITS = {
 def fedosd(forget_token_log_p: Sequence[Tensor], *, epochs: int = 1, recovery: int | None = None) -> Tensor:
     """E_forget (1/|y|) Σ_t −log(1 − p_t/2): Pan et al. 2025, FedOSD's unlearning cross-entropy, from 0 to ln 2.
 
-    `forget_token_log_p` gives (L_i,) of each record: log p_t of its answer tokens, in nats. The gradient of a token is
-    at most 1 in its logit, and vanishes as the token is forgotten. `epochs` and `recovery` are for the server
-    (`strategies.protocols.fedosd`), and no part of the loss.
+    The gradient of a token is at most 1 in its logit, and vanishes as the token is forgotten.
+
+    Parameters
+    ----------
+    forget_token_log_p : sequence of B tensors (L_i,)
+        log p_t of each record's answer tokens, nats.
+    epochs, recovery : int
+        For the server (`strategies.protocols.fedosd`); no part of the loss.
+
+    Returns
+    -------
+    tensor, scalar
     """
     return torch.stack([-torch.log1p(-log_p.exp() / 2).mean() for log_p in forget_token_log_p]).mean()

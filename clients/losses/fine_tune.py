@@ -10,6 +10,13 @@ LABEL = "Fine-tuning"
 def fine_tune(retain_nll: Tensor) -> Tensor:
     """E_retain ℓ(y|x): RULER §4.2. Forgets by drift only.
 
-    `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record, in nats.
+    Parameters
+    ----------
+    retain_nll : tensor (B,)
+        Mean negative log-likelihood over the answer tokens of each retain record, nats.
+
+    Returns
+    -------
+    tensor, scalar
     """
     return retain_nll.mean()

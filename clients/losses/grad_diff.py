@@ -17,8 +17,18 @@ def grad_diff(
 ) -> Tensor:
     """−γ E_forget ℓ(y_f|x) + α E_retain ℓ(y|x): Oblivionis eq. 37.
 
-    `forget_nll` (B,): mean negative log-likelihood over the answer tokens of each record, in nats; `retain_loss` (B,)
-    the same of the retain records, or their KL(f_ref‖f).
+    Parameters
+    ----------
+    forget_nll : tensor (B,)
+        Mean negative log-likelihood over the answer tokens of each record, nats.
+    retain_loss : tensor (B,), optional
+        The same of the retain records, or their KL(f_ref‖f).
+    gamma, alpha : float, at least 0
+        γ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     loss = -gamma * forget_nll.mean()
     return loss if retain_loss is None else loss + alpha * retain_loss.mean()

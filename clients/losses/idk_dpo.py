@@ -26,9 +26,27 @@ def idk_dpo(
     """−(2/β) E_forget log σ(β log p(y_idk|x)/p_ref(y_idk|x) − β log p(y_f|x)/p_ref(y_f|x)) + α E_retain ℓ(y|x).
 
     DPO (Rafailov et al. 2023) with the true answer y_f as the loser, by which Zhang et al. 2024 unlearn TOFU: 1/β in
-    their eq. 2, in public code the factor of NPO. The log-likelihoods (B,) are those of whole answers, sums over their
-    tokens in nats, under the model and the model as received. `retain_loss` (B,): mean over answer tokens of ℓ, or of
-    KL(f_ref‖f). Raises ValueError unless `beta` > 0.
+    their eq. 2, in public code the factor of NPO.
+
+    Parameters
+    ----------
+    forget_log_p, forget_reference_log_p, alternative_log_p, alternative_reference_log_p : tensor (B,)
+        Log-likelihoods of complete answers, sums over their tokens, under the model and the model as received, nats.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    beta : float above 0
+        β.
+    alpha : float, at least 0
+        α.
+
+    Returns
+    -------
+    tensor, scalar
+
+    Raises
+    ------
+    ValueError
+        Unless `beta` > 0.
     """
     pairs = (alternative_log_p, alternative_reference_log_p, forget_log_p, forget_reference_log_p)
     loss = preference(*pairs, beta)

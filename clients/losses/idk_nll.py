@@ -16,8 +16,20 @@ def idk_nll(
 ) -> Tensor:
     """γ E_forget ℓ(y_idk|x) + α E_retain ℓ(y|x): what Maini et al. 2024 (TOFU) call preference optimisation.
 
-    `alternative_nll` (B,): mean negative log-likelihood over the tokens of an answer that knows nothing, in nats. The
-    true answer is not looked at. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
+    The true answer is not used.
+
+    Parameters
+    ----------
+    alternative_nll : tensor (B,)
+        Mean negative log-likelihood over the tokens of an "I don't know" answer, nats.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    gamma, alpha : float, at least 0
+        γ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     loss = gamma * alternative_nll.mean()
     return loss if retain_loss is None else loss + alpha * retain_loss.mean()

@@ -14,9 +14,20 @@ LIMITS = {
 def ihl(forget_lead: Tensor, retain_loss: Tensor | None = None, *, gamma: float = 1.0, alpha: float = 1.0) -> Tensor:
     """γ E_forget (1/|y|) Σ_t [1 + p(y_t|·) − max_{v≠y_t} p(v|·)] + α E_retain ℓ(y|x): Cha et al. 2025, LoKU's losses.
 
-    `forget_lead` (B,): mean over the answer tokens of each record of p(y_t|·) − max_{v≠y_t} p(v|·), from −1 to 1, so
-    that the bracket lies in [0, 2] and the loss, unlike ascent, is bounded. `retain_loss` (B,): mean over answer tokens
-    of ℓ, or of KL(f_ref‖f), in nats.
+    The bracket lies in [0, 2], so that the loss, unlike ascent, is bounded.
+
+    Parameters
+    ----------
+    forget_lead : tensor (B,)
+        Mean over the answer tokens of each record of p(y_t|·) − max_{v≠y_t} p(v|·), from −1 to 1.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    gamma, alpha : float, at least 0
+        γ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     loss = gamma * (1 + forget_lead).mean()
     return loss if retain_loss is None else loss + alpha * retain_loss.mean()

@@ -23,9 +23,25 @@ def npo(
 ) -> Tensor:
     """−(2/β) E_forget log σ(−β log(p(y_f|x; f_unl) / p(y_f|x; f_target))) + α E_retain ℓ(y|x): Oblivionis eq. 38.
 
-    `forget_log_p`, `forget_reference_log_p` (B,): log-likelihood of the whole answer (sum over its tokens, nats) under
-    the model and under the model as received. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
-    Raises ValueError unless `beta` > 0.
+    Parameters
+    ----------
+    forget_log_p, forget_reference_log_p : tensor (B,)
+        Log-likelihood of the complete answer (sum over its tokens, nats) under the model and the model as received.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    beta : float above 0
+        β.
+    alpha : float, at least 0
+        α.
+
+    Returns
+    -------
+    tensor, scalar
+
+    Raises
+    ------
+    ValueError
+        Unless `beta` > 0.
     """
     if beta <= 0:
         raise ValueError(f"beta must be positive, got {beta}")

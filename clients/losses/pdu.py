@@ -35,13 +35,29 @@ def pdu(
     tolerance: float = 0.1,
     epsilon: float | None = None,
 ) -> Tensor:
-    """E_forget (1/|y|) Σ_t (max_k z_tk − mean_k z_tk)² + λ (E_retain ℓ(y|x) − ε): Entesari et al. 2025, the Lagrangian
-    of min L_forget subject to L_retain ≤ ε.
+    """E_forget (1/|y|) Σ_t (max_k z_tk − mean_k z_tk)² + λ (E_retain ℓ(y|x) − ε): Entesari et al. 2025.
 
-    `forget_margin` (B,): mean of the squared margins of the logits z over the answer tokens of each forget record;
-    `retain_nll`, `retain_reference_nll` (B,): ℓ, the mean negative log-likelihood over the answer tokens of each retain
-    record, under the model and the model as received, in nats. λ is `dual`, which `advance` moves; ε is `epsilon`, or
-    (1 + `tolerance`) E_retain ℓ_ref(y|x) on the same records.
+    The Lagrangian of min L_forget subject to L_retain ≤ ε.
+
+    Parameters
+    ----------
+    forget_margin : tensor (B,)
+        Mean squared margin of the logits z over the answer tokens of each forget record.
+    retain_nll, retain_reference_nll : tensor (B,)
+        ℓ, the mean negative log-likelihood over the answer tokens of each retain record, under the model and the model
+        as received, nats.
+    dual : float, at least 0
+        λ, which `advance` moves.
+    dual_step_size, dual_warmup_epochs
+        See `advance`.
+    tolerance : float, at least 0
+        ε is (1 + tolerance) E_retain ℓ_ref(y|x) on the same records ...
+    epsilon : float above 0, optional
+        ... unless given here, nats per token.
+
+    Returns
+    -------
+    tensor, scalar
     """
     excess = retain_nll.mean() - _bound(retain_reference_nll.mean(), tolerance, epsilon)
     return forget_margin.mean() + dual * excess
@@ -57,7 +73,25 @@ def advance(
     tolerance: float,
     epsilon: float | None,
 ) -> dict[str, Any]:
-    """λ ← max(0, λ + η (E_retain ℓ − ε)) by the records of the update that was made, once the warm-up is over."""
+    """Dual ascent λ ← max(0, λ + η (E_retain ℓ − ε)) on the records of the last update, once the warm-up is over.
+
+    Parameters
+    ----------
+    epoch : int, from 0
+    means : mapping of float
+        Mean of each quantity over the update's records.
+    dual, dual_step_size : float
+        λ and η.
+    dual_warmup_epochs : int
+        Epochs without ascent.
+    tolerance, epsilon
+        As in `pdu`.
+
+    Returns
+    -------
+    dict
+        The new `dual`; empty during the warm-up.
+    """
     if epoch < dual_warmup_epochs:
         return {}
     excess = means["retain_nll"] - _bound(means["retain_reference_nll"], tolerance, epsilon)

@@ -17,8 +17,16 @@ UPDATES = "newest"
 def pga(forget_nll: Tensor, *, radius: float | None = None) -> Tensor:
     """−E_forget ℓ(y_f|x): the client maximises its loss (Halimi et al. 2022).
 
-    `forget_nll` (B,): mean negative log-likelihood over the answer tokens of each record, in nats. `radius` δ is that
-    of the constraint ‖φ − φ_ref‖₂ ≤ δ, which is no part of the loss: whoever calls `unlearn` makes a
-    `clients.optimisation.Ball` of it.
+    Parameters
+    ----------
+    forget_nll : tensor (B,)
+        Mean negative log-likelihood over the answer tokens of each record, nats.
+    radius : float above 0, optional
+        δ of the constraint ‖φ − φ_ref‖₂ ≤ δ; no part of the loss: the caller of `unlearn` makes a
+        `clients.optimisation.Ball` of it.
+
+    Returns
+    -------
+    tensor, scalar
     """
     return -forget_nll.mean()

@@ -34,8 +34,25 @@ def rmu(
 ) -> Tensor:
     """E_forget ‖h(x) − c·u‖² + α E_retain ‖h(x) − h_ref(x)‖²: Li et al. 2024 (WMDP), eqs. 1 and 2.
 
-    Each record gives the states (L_i, d) of its tokens after one layer; ‖·‖² is the mean over the tokens of the squared
-    length, E the mean over records. c is `steering_coefficient`, u the direction drawn from `direction_seed`.
+    ‖·‖² is the mean over a record's tokens of the squared length, E the mean over records.
+
+    Parameters
+    ----------
+    forget_states, retain_states, retain_reference_states : sequence of B tensors (L_i, d)
+        States of each record's tokens after one layer; the last under the model as received. Without retain states
+        their term is left out.
+    steering_coefficient : float
+        c.
+    alpha : float, at least 0
+        α.
+    layer, moved_layers : int
+        See `layers`.
+    direction_seed : int
+        Seed of the direction u.
+
+    Returns
+    -------
+    tensor, scalar
     """
     target = steering_coefficient * control_vector(forget_states[0].shape[-1], direction_seed)
     loss = _mean([_distance(h, target.to(h.device)) for h in forget_states])
@@ -46,15 +63,36 @@ def rmu(
 
 
 def control_vector(size: int, seed: int) -> Tensor:
-    """u (size,): entries uniform in [0, 1), scaled to length 1; the same for all clients and rounds of one seed."""
+    """Random direction u: entries uniform in [0, 1), scaled to length 1; equal for all clients and rounds of a seed.
+
+    Returns
+    -------
+    tensor (size,)
+    """
     vector = torch.rand(size, generator=torch.Generator().manual_seed(seed))
     return vector / torch.linalg.vector_norm(vector)
 
 
 def layers(count: int, *, layer: int, moved_layers: int, **_: Any) -> range:
-    """The decoder layers, of `count`, whose parameters move; the states are those that leave the last of them.
+    """Decoder layers whose parameters move; states are read after the last of them.
 
-    `layer` counts from 0; -1: as deep as the paper's layer 7 of 32. Raises ValueError if there is no such layer.
+    Parameters
+    ----------
+    count : int
+        Decoder layers of the model.
+    layer : int
+        The last of them, from 0; −1: as deep as the paper's layer 7 of 32.
+    moved_layers : int, at least 1
+        At most so many.
+
+    Returns
+    -------
+    range
+
+    Raises
+    ------
+    ValueError
+        If there is no such layer, or `moved_layers` is below 1.
     """
     if layer == -1:
         layer = round(7 / 31 * (count - 1))
@@ -72,4 +110,5 @@ def _distance(states: Tensor, target: Tensor) -> Tensor:
 
 
 def _mean(values: list[Tensor]) -> Tensor:
+    """Mean of scalars."""
     return torch.stack(values).mean()

@@ -27,9 +27,20 @@ def satimp(
 ) -> Tensor:
     """γ E_forget (1/|y|) Σ_i p_i^β₁ (1 − p_i)^β₂ log p_i + α E_retain ℓ(y|x): Yang et al. 2025, SatImp.
 
-    `forget_token_log_p` gives (L_i,) of each record: log p_i of its answer tokens, in nats. The weights get no
-    gradient: tokens that are forgotten already, and those that are certain, are let go. `retain_loss` (B,): mean over
-    answer tokens of ℓ, or of KL(f_ref‖f).
+    The weights get no gradient: tokens that are forgotten already, and those that are certain, have little weight.
+
+    Parameters
+    ----------
+    forget_token_log_p : sequence of B tensors (L_i,)
+        log p_i of each record's answer tokens, nats.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    beta_1, beta_2, gamma, alpha : float, at least 0
+        β₁, β₂, γ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     terms = []
     for log_p in forget_token_log_p:

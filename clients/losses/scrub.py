@@ -34,8 +34,29 @@ def scrub(
 ) -> Tensor:
     """min-step: α E_retain KL(f_ref‖f) + γ E_retain ℓ; max-step: −E_forget KL(f_ref‖f). Kurmanji et al. 2023, eq. 3.
 
-    All (B,), means over the answer tokens of each record, in nats; an update has the quantities of its kind of step
-    (`phases`), the others are None. The divergences are T² KL between distributions softened by the `temperature` T.
+    An update has the quantities of its kind of step (`phases`); the others are None.
+
+    Parameters
+    ----------
+    retain_reference_kl, forget_reference_kl : tensor (B,), optional
+        Mean over the answer tokens of T² KL between distributions softened by the temperature T, nats.
+    retain_nll : tensor (B,), optional
+        Mean negative log-likelihood over the answer tokens, nats.
+    alpha, gamma : float, at least 0
+        α, γ.
+    temperature : float above 0
+        T; used where the divergences are computed.
+    msteps : int
+        See `phases`.
+
+    Returns
+    -------
+    tensor, scalar
+
+    Raises
+    ------
+    ValueError
+        Without the quantities of either step.
     """
     if forget_reference_kl is not None:
         return -forget_reference_kl.mean()
@@ -48,6 +69,11 @@ def phases(epoch: int, *, msteps: int, **_: Any) -> list[tuple[str, ...]]:
     """A min-step per batch; in the first `msteps` epochs, counted from 0, a max-step follows it.
 
     The min-step comes first because at the model as received the divergence has no gradient to ascend.
+
+    Returns
+    -------
+    list of tuples of str
+        The quantities of each update.
     """
     steps: list[tuple[str, ...]] = [("retain_reference_kl", "retain_nll")]
     return [*steps, ("forget_reference_kl",)] if epoch < msteps else steps

@@ -24,9 +24,29 @@ def simnpo(
 ) -> Tensor:
     """−(2/β) E_forget log σ(−(β/|y_f|) log p(y_f|x; f_unl) − δ) + α E_retain ℓ(y|x): Oblivionis eq. 39.
 
-    `forget_nll` (B,) is −log p / |y|, in nats per answer token; `retain_loss` (B,) likewise, or KL(f_ref‖f). δ stands
-    outside the factor β here; an implementation that has it inside agrees only at δ = 0. Raises ValueError unless
-    `beta` > 0.
+    δ stands outside the factor β here; an implementation that has it inside agrees only at δ = 0.
+
+    Parameters
+    ----------
+    forget_nll : tensor (B,)
+        −log p / |y|, nats per answer token.
+    retain_loss : tensor (B,), optional
+        The same of the retain records, or their KL(f_ref‖f).
+    beta : float above 0
+        β.
+    delta : float
+        δ.
+    alpha : float, at least 0
+        α.
+
+    Returns
+    -------
+    tensor, scalar
+
+    Raises
+    ------
+    ValueError
+        Unless `beta` > 0.
     """
     if beta <= 0:
         raise ValueError(f"beta must be positive, got {beta}")

@@ -16,10 +16,23 @@ def undial(
 ) -> Tensor:
     """E_forget KL(softmax(z_ref − γ onehot(y))‖f) + α E_retain ℓ(y|x): Dong et al. 2025, with a retain term.
 
-    `forget_adjusted_kl` (B,): mean over the answer tokens of each record, in nats, z_ref being the logits of the model
-    as received and γ the `strength`. It is the paper's cross-entropy less the entropy of the target, which does not
-    depend on the model: the same gradient, and 0 where the target is reached. `retain_loss` (B,): mean over answer
-    tokens of ℓ, or of KL(f_ref‖f).
+    It is the paper's cross-entropy less the entropy of the target, which does not depend on the model: the same
+    gradient, and 0 where the target is reached.
+
+    Parameters
+    ----------
+    forget_adjusted_kl : tensor (B,)
+        Mean over the answer tokens of each record, nats; z_ref are the logits of the model as received.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    strength : float, at least 0
+        γ; used where the divergence is computed.
+    alpha : float, at least 0
+        α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     loss = forget_adjusted_kl.mean()
     return loss if retain_loss is None else loss + alpha * retain_loss.mean()

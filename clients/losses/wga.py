@@ -25,9 +25,20 @@ def wga(
 ) -> Tensor:
     """γ E_forget (1/|y|) Σ_i p_i^β log p_i + α E_retain ℓ(y|x): Wang et al. 2025, WGA, whose α is our β.
 
-    `forget_token_log_p` gives (L_i,) of each record: log p_i of its answer tokens, in nats. The weights p_i^β get no
-    gradient: tokens that are forgotten already are let go. `retain_loss` (B,): mean over answer tokens of ℓ, or of
-    KL(f_ref‖f).
+    The weights p_i^β get no gradient: tokens that are forgotten already have little weight.
+
+    Parameters
+    ----------
+    forget_token_log_p : sequence of B tensors (L_i,)
+        log p_i of each record's answer tokens, nats.
+    retain_loss : tensor (B,), optional
+        Mean over answer tokens of ℓ, or of KL(f_ref‖f), nats.
+    beta, gamma, alpha : float, at least 0
+        β, γ, α.
+
+    Returns
+    -------
+    tensor, scalar
     """
     terms = [((beta * log_p.detach()).exp() * log_p).mean() for log_p in forget_token_log_p]
     loss = gamma * torch.stack(terms).mean()

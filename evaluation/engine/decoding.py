@@ -1,4 +1,4 @@
-"""Batched generation: prompts of any length together, finished sequences leave the batch, waiting ones take over."""
+"""Batched generation: prompts of any length together; finished sequences leave the batch, waiting ones take over."""
 
 from __future__ import annotations
 
@@ -77,14 +77,40 @@ def decode(
     max_batch: int | None = None,
     mode: str = "auto",
 ) -> list[list[int]]:
-    """Continue every prompt `copies` times, until `choose` picks a stop id (not returned) or max_new_tokens are there.
+    """Continue every prompt `copies` times, until `choose` picks a stop id or the limit is reached.
 
-    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, in the result and for `choose`.
-    max_new_tokens: one limit or one per prompt;
-    token_budget: cached tokens at most, hence rows <= budget / (longest prompt + max_new_tokens), at least one row;
-    with many copies a prompt counts twice, not once per copy; max_batch: rows at most (1024). mode as in
-    `evaluation.engine.forward`. Equal prompts are continued separately. Runs in eval mode without gradients and
-    restores the mode. Raises ValueError for an empty prompt or a size below 1.
+    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, in the result and for `choose`. Equal
+    prompts are continued separately. Runs in eval mode without gradients, and restores the mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+    prompts : sequence of token ids
+        None empty.
+    choose : callable (logits (B, V), numbers of the continuations) -> token ids (B,)
+        Picks the next token of each.
+    max_new_tokens : int or sequence of int
+        One limit or one per prompt.
+    stop_ids : collection of int
+    copies : int, at least 1
+    pad_id : int
+    token_budget : int, optional
+        Most cached tokens, hence rows <= budget / (longest prompt + max_new_tokens), at least one row; with many copies
+        a prompt counts twice, not once per copy. None: `default_token_budget`.
+    max_batch : int, optional
+        Most rows; None: 1024.
+    mode : str
+        As in `evaluation.engine.forward`.
+
+    Returns
+    -------
+    list of lists of token ids
+        Without the stop token.
+
+    Raises
+    ------
+    ValueError
+        For an empty prompt or a size below 1.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if any(not prompt for prompt in prompts):
@@ -124,9 +150,23 @@ def greedy(
 ) -> list[list[int]]:
     """Greedy continuation of every prompt, without the stop token; equal prompts are continued once.
 
-    The tokens are those of Hugging Face `generate(do_sample=False)` prompt by prompt. starts: tokens that are known to
-    begin the continuation of a prompt (the start of a scored answer whose every token is the likeliest); they are not
-    generated again. Other arguments as in `decode`.
+    The tokens are those of Hugging Face `generate(do_sample=False)` prompt by prompt.
+
+    Parameters
+    ----------
+    model : nn.Module
+    prompts : sequence of token ids
+    max_new_tokens : int
+    stop_ids : collection of int
+    starts : mapping, optional
+        Tokens that are known to begin the continuation of a prompt (the start of a scored answer whose every token is
+        the likeliest); they are not generated again.
+    pad_id, token_budget, max_batch, mode
+        As in `decode`.
+
+    Returns
+    -------
+    list of lists of token ids
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")

@@ -22,9 +22,18 @@ POOLINGS = ("all", "last", "mean")
 
 
 def batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[list[int]]:
-    """Indices of the sequences in batches: sequences with one prompt side by side, similar lengths together.
+    """Batches of sequences: those with one prompt together, similar lengths together.
 
-    A batch holds at most `token_budget` distinct tokens (a prompt counts once), or one sequence if that is longer.
+    Parameters
+    ----------
+    sequences : sequence of TokenSequence
+    token_budget : int
+        Most distinct tokens of a batch (a prompt counts once); a longer sequence is a batch of its own.
+
+    Yields
+    ------
+    list of int
+        Indices of the sequences.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, s in enumerate(sequences):
@@ -53,7 +62,7 @@ def batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[l
 
 
 def ordered_batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[list[int]]:
-    """Indices of the sequences in batches of neighbours, in the order given; sizes as those of `batches`.
+    """Batches of consecutive sequences, in the order given; sizes as those of `batches`.
 
     A prompt counts only where the sequence before in the batch does not begin with it.
     """
@@ -91,17 +100,41 @@ def score(
     ordered: bool = False,
     mode: str = "auto",
 ) -> Scores:
-    """Score every distinct sequence once; equal prefixes within a batch (above all the prompt) are computed once.
+    """Score every distinct sequence once; equal prefixes within a batch (such as the prompt) are computed once.
 
-    hidden: None; "all": states (num_tokens + 1, d) at the last prompt token and at every answer token (state j
-    predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,) over the answer
-    tokens. layer: the states that leave this decoder layer, from 0 or, negative, from the last; None: those that enter
-    the language-model head, after the last norm. only: the sequences whose states are wanted (None: all). moments: the
-    sequences whose `Scores.moments` are wanted. token_budget
-    bounds the memory of a batch (`default_token_budget`); ordered: batches are neighbours in the order given, which
-    should share beginnings, and not sequences of one prompt; mode as in `evaluation.engine.forward`. Runs in eval mode
-    without gradients and restores the mode. Raises ValueError for an empty list, an empty prompt or answer, an unknown
-    `hidden`, `layer` or `mode`, a budget below 1.
+    Runs in eval mode without gradients, and restores the mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+    sequences : sequence of S TokenSequence
+        At least one; prompts and answers are not empty.
+    token_budget : int, at least 1, optional
+        Bounds the memory of a batch; None: `default_token_budget`.
+    hidden : {"all", "last", "mean"}, optional
+        Hidden states of each sequence. "all": (num_tokens + 1, d) at the last prompt token and at every answer token
+        (state j predicts answer token j); "last": (d,) at the last answer token; "mean": (d,), the mean over the answer
+        tokens.
+    layer : int, optional
+        States that leave this decoder layer, from 0 or, negative, from the last; None: those that enter the
+        language-model head, after the last norm.
+    only : collection of TokenSequence, optional
+        Sequences whose states are wanted; None: all.
+    moments : collection of TokenSequence
+        Sequences whose `Scores.moments` are wanted.
+    ordered : bool
+        Batches are of consecutive sequences, which should share beginnings, and not of one prompt.
+    mode : str
+        As in `evaluation.engine.forward`.
+
+    Returns
+    -------
+    Scores
+
+    Raises
+    ------
+    ValueError
+        For an empty list, prompt or answer, an unknown `hidden`, `layer` or `mode`, or a budget below 1.
     """
     if hidden is not None and hidden not in POOLINGS:
         raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")

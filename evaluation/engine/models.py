@@ -1,4 +1,4 @@
-"""What evaluators and clients ask of any causal language model."""
+"""Properties of any causal language model that evaluators and clients need."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def vocabulary_size(model: nn.Module) -> int:
 
 
 def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """Where the decoder layers are in `base_model(model)`, and the layers. Raises ValueError if there are none."""
+    """Name of the list of decoder layers in `base_model(model)`, and the layers; ValueError if there are none."""
     count = text_config(model).num_hidden_layers
     for name, module in base_model(model).named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -47,7 +47,7 @@ def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def layer_index(model: nn.Module, layer: int) -> int:
-    """A decoder layer's number from 0; negative ones count from the last. Raises ValueError if there is no such."""
+    """Number of a decoder layer from 0; negative ones count from the last. ValueError if there is no such layer."""
     count = len(decoder_layers(model)[1])
     if not -count <= layer < count:
         raise ValueError(f"the model has decoder layers 0 to {count - 1}, also -{count} to -1, not {layer}")
@@ -74,7 +74,7 @@ def each_module(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own train or eval flag as before afterwards."""
+    """Context in eval mode; every module's own train or eval flag is restored afterwards."""
     flags = [(module, module.training) for module in each_module(model)]
     if any(training for _, training in flags):
         model.eval()
@@ -87,7 +87,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def side_by_side(work: Callable[[T], object], items: Iterable[T], workers: int) -> None:
-    """work(item) for all items, by up to `workers` threads that share torch's threads among them.
+    """Run work(item) for all items in parallel, by up to `workers` threads that share torch's threads among them.
 
     The first error of an item is raised after the running ones have ended; the others are left out then.
     """

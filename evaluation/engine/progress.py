@@ -1,4 +1,4 @@
-"""How far a long computation has come, for whoever watches: nobody has to hand a callback down to the loops."""
+"""Progress of long computations, reported without handing a callback down to the loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _part: ContextVar[str] = ContextVar("part", default="")
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Tell `watcher` of all that is counted within."""
+    """Context in which `watcher` gets the progress of everything counted."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -27,7 +27,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """What is counted within belongs to the part `name`; of parts within parts the outer one is told."""
+    """Context whose progress belongs to the part `name`; within another part that one is reported."""
     token = None if _part.get() else _part.set(name)
     try:
         yield
@@ -37,7 +37,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def counter(what: str, total: int) -> Callable[[int], None]:
-    """A function that adds to the number of done `what` of `total` and tells the present watcher; any thread may."""
+    """Make a function that adds to the number of done `what` of `total` and reports it; any thread may call it."""
     watcher, name = _watcher.get(), _part.get()
     if watcher is None:
         return _ignore

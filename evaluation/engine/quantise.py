@@ -1,4 +1,4 @@
-"""Weights as 8-bit or 4-bit formats would keep them: rounded, and turned back into ordinary numbers.
+"""Simulated 8-bit and 4-bit quantisation: weights are rounded to the format and turned back into ordinary numbers.
 
 The arithmetic stays that of the model. So an attack with quantised weights needs no library for them, and any forward
 pass runs; on a CPU, bitsandbytes' `nf4` computes just what such weights compute.

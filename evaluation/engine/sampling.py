@@ -18,13 +18,24 @@ NUMBERS_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Rule:
-    """From which distribution the next token is drawn.
+    """Sampling distribution of the next token.
 
-    temperature: of the softmax, 0 takes the likeliest token; top_k: only the k likeliest tokens, None: all; top_p: of
-    those the fewest whose probabilities reach top_p, in (0, 1]. confidence: adaptive temperature scaling (Scholten et
-    al. 2025, section 5): once the mean probability of the likeliest token over the tokens so far exceeds this
-    threshold in [0, 1], the rest of that continuation is greedy; None: never. Raises ValueError for a value out of
-    range.
+    Attributes
+    ----------
+    temperature : float, at least 0
+        Of the softmax; 0 takes the likeliest token.
+    top_k : int, optional
+        Only the k likeliest tokens; None: all.
+    top_p : float in (0, 1]
+        Of those the fewest whose probabilities reach top_p.
+    confidence : float in [0, 1], optional
+        Adaptive temperature scaling (Scholten et al. 2025, section 5): once the mean probability of the likeliest token
+        over the tokens so far exceeds this, the rest of that continuation is greedy; None: never.
+
+    Raises
+    ------
+    ValueError
+        For a value out of range.
     """
 
     temperature: float = 1.0
@@ -59,12 +70,38 @@ def sample(
     max_batch: int | None = None,
     mode: str = "auto",
 ) -> list[list[list[int]]]:
-    """`samples` random continuations of each prompt, each without its stop token: result[prompt][sample] is a list.
+    """Sample random continuations of each prompt, without the stop token.
 
     A continuation depends on (seed, question, sample) and not on what else is in the batch, up to the rounding of the
-    logits. questions: the numbers that stand for the prompts (default 0, 1, …); the samples are numbered from `first`,
-    so that two calls with first=0, samples=a and first=a, samples=b give what one call with a + b gives. Other
-    arguments as in `decoding.decode`. Raises ValueError for a value out of range.
+    logits.
+
+    Parameters
+    ----------
+    model : nn.Module
+    prompts : sequence of token ids
+    samples : int
+        Continuations of each prompt.
+    max_new_tokens : int
+    stop_ids : collection of int
+    rule : Rule, optional
+    seed : int
+    questions : sequence of int, optional
+        Numbers that stand for the prompts; default 0, 1, …
+    first : int
+        The samples are numbered from here, so that two calls with first=0, samples=a and first=a, samples=b give what
+        one call with a + b gives.
+    pad_id, token_budget, max_batch, mode
+        As in `decoding.decode`.
+
+    Returns
+    -------
+    list of lists of token ids
+        result[prompt][sample].
+
+    Raises
+    ------
+    ValueError
+        For a value out of range.
     """
     if samples < 1 or first < 0:
         raise ValueError(f"samples must be at least 1 and first at least 0, got {samples} and {first}")
@@ -88,7 +125,7 @@ def sample(
 
 
 class Chooser:
-    """Draws the next token of each running continuation and remembers what the rule needs of its past."""
+    """Samples the next token of each running continuation, and keeps the history that the rule needs."""
 
     def __init__(self, rule: Rule, seed: int, questions: np.ndarray, samples: int, first: int) -> None:
         self.rule, self.seed, self.questions, self.samples, self.first = rule, seed, questions, samples, first
@@ -113,12 +150,27 @@ class Chooser:
 
 
 def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
-    """The token ids (B,) that numbers `chance` (B,) in [0, 1) pick from the distributions of logits (B, V).
+    """Sample tokens by inversion: those that uniform numbers pick from the distributions of logits.
 
     The distribution is the one that transformers' temperature, top-k and top-p processors leave, in that order, but for
-    ties at the last place (top-k takes k tokens here, all equal ones there; top-p the reverse). The tokens follow each
-    other by falling probability, or by their ids where there are many. Raises ValueError for logits that are not
-    finite.
+    ties at the last place (top-k takes k tokens here, all equal ones there; top-p the reverse). The tokens are ordered
+    by falling probability, or by their ids where there are many.
+
+    Parameters
+    ----------
+    logits : tensor (B, V)
+    chance : tensor (B,), in [0, 1)
+    rule : Rule
+
+    Returns
+    -------
+    tensor (B,), int
+        Token ids.
+
+    Raises
+    ------
+    ValueError
+        For logits that are not finite.
     """
     size = logits.shape[-1]
     if len(logits) > (rows := max(1, NUMBERS_AT_ONCE // size)):
@@ -202,10 +254,19 @@ def _draw_from_nucleus(probability: np.ndarray, chance: float, top_p: float) -> 
 
 
 def uniforms(seed: int, question: np.ndarray, sample: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1), float64, each a function of its (seed, question, sample, step) alone.
+    """Counter-based uniform random numbers: each depends on its (seed, question, sample, step) alone.
 
-    The arguments are whole numbers >= 0, arrays of one shape. Each is mixed in by the finaliser of SplitMix64 (Steele,
-    Lea & Flood 2014).
+    Each argument is mixed in by the finaliser of SplitMix64 (Steele, Lea & Flood 2014).
+
+    Parameters
+    ----------
+    seed : int, at least 0
+    question, sample, step : arrays of integers, at least 0
+        Of one shape.
+
+    Returns
+    -------
+    array of that shape, float64, in [0, 1)
     """
     state = np.full(np.shape(question), seed % 2**64, np.uint64)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""What a model reads and what it says of it, as plain values: nothing here needs a model or its libraries."""
+"""Token sequences and their likelihoods as plain values, without a model or its libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class TokenSequence(NamedTuple):
-    """One (prompt, answer) pair of token ids; both non-empty, the answer ends with EOS if the record is complete."""
+    """A prompt and an answer as token ids; both non-empty, the answer ends with EOS if the record is complete."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -20,11 +20,19 @@ class TokenSequence(NamedTuple):
 class Scores:
     """Answer likelihoods of S sequences, in the order they were given.
 
-    sum_nll, mean_nll (S,) float64, nats, >= 0; num_tokens (S,) answer tokens; log_probs, correct: per sequence one
-    array (num_tokens,) of log-probabilities (float32) and of whether the teacher-forced argmax is the token;
-    hidden: what `score` was asked for, per sequence one float32 array (empty where no states were wanted), or None;
-    moments: per sequence mean and standard deviation (num_tokens, 2) of the log-probabilities under the distribution
-    that predicts each answer token (empty where not wanted), or None.
+    Attributes
+    ----------
+    sum_nll, mean_nll : array (S,), float64, at least 0
+        Negative log-likelihood of the answer, summed and averaged over its tokens, nats.
+    num_tokens : array (S,)
+        Answer tokens.
+    log_probs, correct : tuple of S arrays (num_tokens,)
+        Log-probabilities (float32), and whether the teacher-forced argmax is the token.
+    hidden : tuple of S float32 arrays, optional
+        Hidden states as requested from `score`; an empty array where none were wanted.
+    moments : tuple of S arrays (num_tokens, 2), optional
+        Mean and standard deviation of the log-probabilities under the distribution that predicts each answer token;
+        empty where not wanted.
     """
 
     sum_nll: np.ndarray
@@ -39,7 +47,7 @@ class Scores:
         return len(self.log_probs)
 
     def take(self, indices: Sequence[int]) -> Scores:
-        """The scores of the sequences at these indices."""
+        """Scores of the sequences at these indices."""
         index = np.asarray(indices, dtype=np.int64)
         return Scores(
             self.sum_nll[index],

@@ -1,4 +1,4 @@
-"""What is read from the logits that predict answer tokens: likelihoods, hits and moments of the distributions."""
+"""Statistics from the logits that predict answer tokens: likelihoods, hits and moments of the distributions."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def _in_unit_interval(values: np.ndarray, what: str) -> np.ndarray:
+    """The values, if all are in [0, 1]; else ValueError."""
     if np.isnan(values).any():
         raise ValueError(f"{what} must not be NaN")
     if ((values < 0) | (values > 1)).any():
@@ -35,7 +36,21 @@ def _in_unit_interval(values: np.ndarray, what: str) -> np.ndarray:
 
 
 def as_samples(samples: ArrayLike) -> np.ndarray:
-    """The samples as float64, (n,) or (Q, n). Raises ValueError as the module says."""
+    """Check leakage samples.
+
+    Parameters
+    ----------
+    samples : array (n,) or (Q, n), in [0, 1]
+
+    Returns
+    -------
+    array of that shape, float64
+
+    Raises
+    ------
+    ValueError
+        For no samples, another number of dimensions, NaN, or a value out of range.
+    """
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim not in (1, 2):
         raise ValueError(f"samples must be (n,) or (questions, n), got shape {values.shape}")
@@ -45,6 +60,7 @@ def as_samples(samples: ArrayLike) -> np.ndarray:
 
 
 def _as_partition(partition: ArrayLike) -> np.ndarray:
+    """The partition as float64, checked."""
     points = np.asarray(partition, dtype=np.float64)
     if points.ndim != 1 or points.size < 2 or points[0] != 0 or points[-1] != 1 or not (np.diff(points) > 0).all():
         raise ValueError("a partition must be one-dimensional and increase strictly from 0 to 1")
@@ -52,14 +68,17 @@ def _as_partition(partition: ArrayLike) -> np.ndarray:
 
 
 def _float_if_scalar(values: np.ndarray) -> float | np.ndarray:
+    """A float of an array without dimensions, else the array."""
     return float(values) if values.ndim == 0 else values
 
 
 def _one_sided(n: int, alpha: float) -> float:
+    """Half-width of the one-sided Dvoretzky-Kiefer-Wolfowitz band."""
     return math.sqrt(math.log(1 / alpha) / (2 * n))
 
 
 def _two_sided(n: int, alpha: float) -> float:
+    """Half-width of the two-sided Dvoretzky-Kiefer-Wolfowitz band."""
     return math.sqrt(math.log(2 / alpha) / (2 * n))
 
 
@@ -74,10 +93,25 @@ def _distribution(samples: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def binary_leakage_bound(successes: ArrayLike, n: int, alpha: float) -> float | np.ndarray:
-    """M_bin: upper bound on the probability that an answer leaks, in (0, 1] (Clopper & Pearson 1934).
+    """M_bin: upper bound on the probability that an answer leaks (Clopper-Pearson; Scholten et al. 2025, Metric 1).
 
-    successes: how many of n answers leaked, an int or (Q,). The (1 - alpha) quantile of Beta(S + 1, n - S), exactly 1
-    where S = n. Raises ValueError where successes are not whole numbers in 0..n.
+    The (1 − alpha) quantile of Beta(S + 1, n − S), exactly 1 where S = n (Clopper & Pearson 1934).
+
+    Parameters
+    ----------
+    successes : int or array (Q,)
+        How many of the n answers leaked, S.
+    n : int, at least 1
+    alpha : float in (0, 1/2]
+
+    Returns
+    -------
+    float or array (Q,), in (0, 1]
+
+    Raises
+    ------
+    ValueError
+        Where successes are not integers from 0 to n.
     """
     check_alpha(alpha)
     if n < 1:
@@ -95,9 +129,17 @@ def binary_leakage_bound(successes: ArrayLike, n: int, alpha: float) -> float | 
 
 
 def general_leakage_bound(samples: ArrayLike, x: ArrayLike, alpha: float) -> float | np.ndarray:
-    """M_gen: upper bounds on P(X > x), in (0, 1], valid for all x at once (Scholten et al. 2025, Metric 2).
+    """M_gen: upper bounds on P(X > x), valid for all x at once (Scholten et al. 2025, Metric 2).
 
-    x in [0, 1], one number or (G,). Samples (n,) give a float or (G,), samples (Q, n) give (Q,) or (Q, G).
+    Parameters
+    ----------
+    samples : array (n,) or (Q, n), in [0, 1]
+    x : float or array (G,), in [0, 1]
+    alpha : float in (0, 1/2]
+
+    Returns
+    -------
+    float or array (G,), (Q,) or (Q, G), in (0, 1]
     """
     check_alpha(alpha)
     values = as_samples(samples)
@@ -129,7 +171,19 @@ def _mean_bounds(values: np.ndarray, eps: float, partition: np.ndarray | None) -
 def expectation_bounds(
     samples: ArrayLike, alpha: float, partition: ArrayLike | None = None
 ) -> tuple[float | np.ndarray, float | np.ndarray]:
-    """(lower, upper) bounds on E[X], in [0, 1], which hold together (Scholten et al. 2025, Prop. 3; Anderson 1969)."""
+    """Two-sided bounds on E[X], which hold together (Scholten et al. 2025, Prop. 3; Anderson 1969).
+
+    Parameters
+    ----------
+    samples : array (n,) or (Q, n), in [0, 1]
+    alpha : float in (0, 1/2]
+    partition : array (K+1,), optional
+        See the module.
+
+    Returns
+    -------
+    lower, upper : float or array (Q,), in [0, 1]
+    """
     check_alpha(alpha)
     values = as_samples(samples)
     points = None if partition is None else _as_partition(partition)
@@ -138,7 +192,17 @@ def expectation_bounds(
 
 
 def expectation_upper_bound(samples: ArrayLike, alpha: float, partition: ArrayLike | None = None) -> float | np.ndarray:
-    """M_mu: upper bound on E[X], in [0, 1]; one-sided, hence below the pair's (Scholten et al. 2025, Metric 3)."""
+    """M_mu: one-sided upper bound on E[X], hence below that of `expectation_bounds` (Scholten et al. 2025, Metric 3).
+
+    Parameters
+    ----------
+    samples, alpha, partition
+        As in `expectation_bounds`.
+
+    Returns
+    -------
+    float or array (Q,), in [0, 1]
+    """
     check_alpha(alpha)
     values = as_samples(samples)
     points = None if partition is None else _as_partition(partition)
@@ -146,8 +210,20 @@ def expectation_upper_bound(samples: ArrayLike, alpha: float, partition: ArrayLi
 
 
 def std_upper_bound(samples: ArrayLike, alpha: float, partition: ArrayLike | None = None) -> float | np.ndarray:
-    """M_sigma: upper bound on the standard deviation of X, >= 0 (Scholten et al. 2025, Metric 4).
+    """M_sigma: upper bound on the standard deviation of X (Scholten et al. 2025, Metric 4).
 
+    Parameters
+    ----------
+    samples, alpha, partition
+        As in `expectation_bounds`.
+
+    Returns
+    -------
+    float or array (Q,), at least 0
+        At most 1/2 without a partition.
+
+    Notes
+    -----
     With a partition, the paper's formula with two corrections. Its sign of delta_i is read as the indicator of
     delta_i > 0 (as in the authors' code). Its term -eta_0 F(tau_0) is dropped: it takes away the probability of X = 0,
     which then belongs to no bin, and the bound fails wherever that is large, as for a fair coin. Such a bound can
@@ -205,9 +281,21 @@ def _largest_variance(ordered: np.ndarray, eps: float) -> np.ndarray:
 
 
 def ed_score(samples: ArrayLike, rho: float = 2.0) -> float | np.ndarray:
-    """Expectation-deviation score: mean + rho * population standard deviation (Scholten et al. 2025); no guarantee.
+    """Expectation-deviation score: mean + rho · population standard deviation (Scholten et al. 2025); no guarantee.
 
-    Raises ValueError for a rho that is negative or not finite.
+    Parameters
+    ----------
+    samples : array (n,) or (Q, n), in [0, 1]
+    rho : float, at least 0
+
+    Returns
+    -------
+    float or array (Q,)
+
+    Raises
+    ------
+    ValueError
+        For a rho that is negative or not finite.
     """
     if not 0 <= rho < math.inf:
         raise ValueError(f"rho must be finite and at least 0, got {rho}")
@@ -216,9 +304,21 @@ def ed_score(samples: ArrayLike, rho: float = 2.0) -> float | np.ndarray:
 
 
 def samples_needed(epsilon: float, alpha: float) -> int:
-    """The least n whose two-sided band is at most epsilon wide to each side: n >= ln(2 / alpha) / (2 epsilon^2).
+    """Fewest samples whose two-sided band is at most epsilon wide to each side: n >= ln(2 / alpha) / (2 epsilon²).
 
-    Raises ValueError for an epsilon that is not positive.
+    Parameters
+    ----------
+    epsilon : float above 0
+    alpha : float in (0, 1/2]
+
+    Returns
+    -------
+    int, at least 1
+
+    Raises
+    ------
+    ValueError
+        For an epsilon or alpha out of range.
     """
     check_alpha(alpha)
     if not 0 < epsilon < math.inf:

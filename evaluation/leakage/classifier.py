@@ -1,4 +1,4 @@
-"""The leakage function that asks a text-classification model."""
+"""Leakage function by a text-classification model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evaluation.leakage.functions import Asked, once, unknown
 
 
 class Classifier:
-    """Graded: the probability of one label from a Hugging Face text-classification model.
+    """Graded leakage: the probability of one label by a Hugging Face text-classification model.
 
     Softmax over the labels; sigmoid of the label's logit where the model has a single one or says that it is
     multi-label.
@@ -35,13 +35,29 @@ class Classifier:
         *,
         template: str = "{answer}",
     ) -> None:
-        """model: any AutoModelForSequenceClassification, moved to `device` (default: left where it is).
+        r"""Use a loaded model.
 
-        label: a name from the model's configuration or an index. template: what the model reads, {answer} for the
-        sampled text and {question} for the question, e.g. "{question}\\n{answer}"; cut off at the model's maximum
-        length by the tokenizer. Where the configuration has no pad_token_id, texts go through one at a time. Raises
-        ValueError for an unknown label, a template without {answer} or with other fields, a batch size below 1, a
-        model of several regression targets.
+        Parameters
+        ----------
+        model : nn.Module
+            Any AutoModelForSequenceClassification.
+        tokenizer
+            Truncates texts at the model's maximum length.
+        label : str or int
+            A name from the model's configuration, or an index.
+        batch_size : int, at least 1
+            Where the configuration has no pad_token_id, texts go through one at a time.
+        device : optional
+            Where the model is moved; default: left where it is.
+        template : str
+            What the model reads: {answer} for the sampled text, {question} for the question, e.g.
+            "{question}\n{answer}".
+
+        Raises
+        ------
+        ValueError
+            For an unknown label, a template without {answer} or with other fields, a batch size below 1, or a model of
+            several regression targets.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -70,9 +86,27 @@ class Classifier:
         revision: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Classifier:
-        """The model and tokenizer of a folder or of a repository on the Hugging Face hub; the rest as for the class.
+        """Load model and tokenizer from a folder or the Hugging Face hub.
 
-        Also raises ValueError for a model without a trained classification head.
+        Parameters
+        ----------
+        source : str
+            Folder or repository.
+        revision : str, optional
+            Branch, tag or commit of the repository.
+        dtype : torch.dtype
+            Of the weights.
+        label, batch_size, device, template
+            As in the class.
+
+        Returns
+        -------
+        Classifier
+
+        Raises
+        ------
+        ValueError
+            As the class, and for a model without a trained classification head.
         """
         revision = revision or "main"
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
@@ -88,6 +122,7 @@ class Classifier:
         return once(texts, lambda distinct: self._probabilities(distinct, asked))
 
     def _probabilities(self, texts: list[str], asked: Asked) -> np.ndarray:
+        """The probability of the label for each text."""
         if not texts:
             return np.zeros(0)
         rendered = [self.template.format(answer=text, question=asked.prompt) for text in texts]
@@ -124,6 +159,7 @@ class Classifier:
 
 
 def _label_index(label: str | int, config: Any) -> int:
+    """The index of a label, given by name or index."""
     names = {int(i): str(name) for i, name in config.id2label.items()}
     if isinstance(label, str):
         index = next((i for i, name in names.items() if name == label), None)

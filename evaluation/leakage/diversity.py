@@ -1,4 +1,4 @@
-"""How different the samples of one question are: one minus their self-BLEU."""
+"""Diversity of the answers sampled for one question: one minus their self-BLEU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ EPSILON = 0.1
 
 
 def bleu_against_others(texts: Sequence[str]) -> np.ndarray:
-    """BLEU-4 of each text with all others as its references, (n,) in [0, 1].
+    """BLEU-4 of each text with all others as its references.
 
-    Words are what white space separates; uniform weights, the brevity penalty takes the closest reference length (the
-    shorter of two), a count of zero becomes 0.1 (NLTK's sentence_bleu with SmoothingFunction().method1, number for
-    number). 0 where a text shares no word with any other. Raises ValueError for fewer than two texts.
+    Words are separated by white space; uniform weights, the brevity penalty takes the closest reference length (the
+    shorter of two), a count of zero becomes 0.1: exactly NLTK's sentence_bleu with SmoothingFunction().method1.
+
+    Parameters
+    ----------
+    texts : sequence of n >= 2 str
+
+    Returns
+    -------
+    array (n,), float64, in [0, 1]
+        0 where a text shares no word with any other.
+
+    Raises
+    ------
+    ValueError
+        For fewer than two texts.
     """
     if len(texts) < 2:
         raise ValueError(f"BLEU against the other texts needs at least two texts, got {len(texts)}")
@@ -71,16 +84,25 @@ def _brevity_penalty(lengths: np.ndarray) -> np.ndarray:
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Mean of `bleu_against_others`, in [0, 1]; 1 where all texts are equal and have at least four words.
+    """Self-BLEU: the mean of `bleu_against_others`.
 
-    Raises ValueError for fewer than two texts.
+    Parameters
+    ----------
+    texts : sequence of n >= 2 str
+
+    Returns
+    -------
+    float in [0, 1]
+        1 where all texts are equal and have at least four words.
+
+    Raises
+    ------
+    ValueError
+        For fewer than two texts.
     """
     return float(bleu_against_others(texts).mean())
 
 
 def diversity(texts: Sequence[str]) -> float:
-    """1 - self-BLEU, in [0, 1]: the larger, the less the texts repeat each other.
-
-    Raises ValueError for fewer than two texts.
-    """
+    """Diversity, 1 − self-BLEU, in [0, 1]; larger: less repetition. ValueError for fewer than two texts."""
     return 1.0 - self_bleu(texts)

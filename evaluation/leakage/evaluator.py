@@ -1,4 +1,4 @@
-"""Probabilistic leakage as an evaluator of the hook: sampled answers instead of the greedy one alone."""
+"""Probabilistic leakage as an evaluator: sampled answers in addition to the greedy one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,26 @@ class Prompted:
 class LeakageEvaluator:
     """Samples answers to questions and bounds what they leak (Scholten et al. 2025).
 
-    questions: those to ask; decode: token ids to text; function: leakage h of a text; samples: answers sampled per
-    question; terms: significance and thresholds; rule: the sampling distribution; seed: equal seeds draw equal chances.
     The metrics are those of `Summary.overall` and, from two samples on, `diversity`: one minus the samples' self-BLEU,
     mean over the questions. The details hold the columns, the question ids and the number of samples. The session's
     token budget is one of forward passes; sampling keeps to `decoding.default_token_budget` instead.
+
+    Attributes
+    ----------
+    questions : sequence of Prompted
+    decode : callable (token ids) -> str
+    function : LeakageFunction
+        Leakage h of a text.
+    samples : int
+        Answers sampled per question.
+    terms : Terms
+        Significance and thresholds.
+    rule : Rule
+        The sampling distribution.
+    max_new_tokens : int
+    seed : int
+        Equal seeds give equal samples.
+    name : str
     """
 
     questions: Sequence[Prompted]
@@ -48,7 +63,7 @@ class LeakageEvaluator:
         session.request(prompts=[q.prompt for q in self.questions], max_new_tokens=self.max_new_tokens)
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Sample and summarise."""
+        """Sample and summarise; no metrics without questions."""
         prompts = [q.prompt for q in self.questions]
         if not prompts:
             return Result({})
@@ -76,4 +91,5 @@ class LeakageEvaluator:
         return Result(metrics, {"ids": [a.id for a in asked], "columns": columns, "samples": self.samples})
 
     def _texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The answers as text."""
         return [self.decode(tokens) for tokens in answers]

@@ -1,7 +1,7 @@
-"""Leakage functions h: how much each of the texts sampled for one question gives away, in [0, 1].
+"""Leakage functions h: how much each text sampled for one question reveals, in [0, 1].
 
 Graded ones (ROUGE-L, a classifier's probability) take any value in [0, 1], binary ones (keyword, exact) 0 or 1;
-`thresholded` makes a binary one of a graded one. Equal texts are judged once.
+`thresholded` makes a binary one of a graded one. Equal texts are scored once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from evaluation.metrics.word_matching import visible
 
 @dataclass(frozen=True)
 class Asked:
-    """The question behind some sampled texts.
+    """The question for which texts were sampled.
 
-    prompt: its text; answer: the true answer; keywords: what gives the answer away, each of one word or more.
+    Attributes
+    ----------
+    id : str
+    prompt : str
+        The question's text.
+    answer : str or None
+        The true answer.
+    keywords : tuple of str
+        What gives the answer away, each of one word or more.
     """
 
     id: str
@@ -48,7 +56,18 @@ class LeakageFunction(Protocol):
 
 
 def once(texts: Sequence[str], judge: Callable[[list[str]], Sequence[float] | np.ndarray]) -> np.ndarray:
-    """judge(distinct texts) spread over all texts, (n,) float64."""
+    """Score distinct texts once.
+
+    Parameters
+    ----------
+    texts : sequence of n str
+    judge : callable (list of str) -> sequence of float
+        Scores distinct texts.
+
+    Returns
+    -------
+    array (n,), float64
+    """
     numbers: dict[str, int] = {}
     which = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
     return np.asarray(judge(list(numbers)), dtype=np.float64)[which]
@@ -67,24 +86,29 @@ class _TextFunction:
 
 
 def _answer(asked: Asked, needed_by: str) -> str:
+    """The true answer; ValueError without one."""
     if asked.answer is None:
         raise ValueError(f"question {asked.id!r} has no answer, which the leakage function {needed_by} needs")
     return asked.answer
 
 
 def _recall(texts: list[str], asked: Asked) -> np.ndarray:
+    """ROUGE-L recall of the true answer."""
     return rouge_l(texts, _answer(asked, "rouge_l_recall"), any_script=True).recall
 
 
 def _f1(texts: list[str], asked: Asked) -> np.ndarray:
+    """ROUGE-L F1 with the true answer."""
     return rouge_l(texts, _answer(asked, "rouge_l_f1"), any_script=True).f1
 
 
 def _folded(text: str) -> str:
+    """The visible text, case-folded and with single spaces."""
     return " ".join(visible(text).casefold().split())
 
 
 def _exact(texts: list[str], asked: Asked) -> list[float]:
+    """1 for a text equal to the true answer."""
     answer = _folded(_answer(asked, "exact"))
     return [float(_folded(text) == answer) for text in texts]
 
@@ -94,7 +118,7 @@ _LETTER_OR_DIGIT = r"[^\W_]"
 
 @lru_cache(maxsize=1 << 12)
 def _keyword_pattern(keywords: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds any of the folded keywords in a folded text."""
+    """A pattern that finds any of the folded keywords in a folded text."""
 
     def whole(keyword: str) -> str:
         # Not \b: next to a keyword's own punctuation ("C++", ".com") it asks for a letter where none need be.
@@ -106,6 +130,7 @@ def _keyword_pattern(keywords: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _keyword(texts: list[str], asked: Asked) -> list[float]:
+    """1 for a text with any of the keywords."""
     if not asked.keywords:
         raise ValueError(f"question {asked.id!r} has no keywords, which the leakage function keyword needs")
     keywords = tuple(map(_folded, asked.keywords))
@@ -131,15 +156,28 @@ NAMES = tuple(_FUNCTIONS)
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ValueError:
+    """Error for an unknown name, with those nearest to it."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(known)}"
     return ValueError(f"unknown {what} {name!r}, {hint}")
 
 
 def get(name: str) -> LeakageFunction:
-    """The leakage function of this name, one of NAMES.
+    """The leakage function of this name.
 
-    Raises ValueError for another name, with those nearest to it; a classifier comes from `classifier.Classifier.load`.
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`.
+
+    Returns
+    -------
+    LeakageFunction
+
+    Raises
+    ------
+    ValueError
+        For another name, with those nearest to it; a classifier comes from `classifier.Classifier.load`.
     """
     if name == "classifier":
         raise ValueError("the leakage function 'classifier' needs a model: Classifier.load(source, label)")
@@ -150,6 +188,8 @@ def get(name: str) -> LeakageFunction:
 
 @dataclass(frozen=True)
 class _Thresholded:
+    """A binary leakage function made of another one."""
+
     function: LeakageFunction
     at: float
 
@@ -166,9 +206,21 @@ class _Thresholded:
 
 
 def thresholded(function: LeakageFunction, at: float) -> LeakageFunction:
-    """1 where function(...) >= at, else 0; named like "rouge_l_recall>=0.5".
+    """Binary leakage function: 1 where function(...) >= at, else 0; named like "rouge_l_recall>=0.5".
 
-    Raises ValueError for a threshold outside (0, 1], which would call every text or none a leak.
+    Parameters
+    ----------
+    function : LeakageFunction
+    at : float in (0, 1]
+
+    Returns
+    -------
+    LeakageFunction
+
+    Raises
+    ------
+    ValueError
+        For a threshold out of range, which would call every text or none a leak.
     """
     if not 0 < at <= 1:
         raise ValueError(f"the threshold must be above 0 and at most 1, got {at}")

@@ -1,4 +1,4 @@
-"""Confidence sequences for the mean leakage by betting: valid at every number of samples, so sampling may stop early.
+"""Confidence sequences for the mean leakage by betting: valid at every sample size, so that sampling may stop early.
 
 Hedged capital process with predictable plug-in bets (Waudby-Smith & Ramdas 2023, "Estimating means of bounded random
 variables by betting", Theorem 3). For each candidate mean m a gambler who bets that the mean is larger, and one who
@@ -24,6 +24,7 @@ BLOCK = 128
 
 
 def _one_question(samples: ArrayLike) -> np.ndarray:
+    """The samples of one question, checked."""
     values = as_samples(samples)
     if values.ndim != 1:
         raise ValueError(f"samples must be (n,), got shape {values.shape}")
@@ -72,18 +73,34 @@ class _Gamblers:
 
 
 def _candidates(grid: int) -> np.ndarray:
+    """Candidate means, `grid` + 1 in [0, 1]."""
     if grid < 1:
         raise ValueError(f"the grid must have at least 1 step, got {grid}")
     return np.linspace(0, 1, grid + 1)
 
 
 def confidence_sequence(samples: ArrayLike, alpha: float, grid: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper), (n,) each, in [0, 1]: with probability 1 - alpha, E[X] lies between them at every n at once.
+    """Confidence sequence for E[X]: with probability 1 − alpha it lies between the limits at every n at once.
 
-    samples (n,) in [0, 1], independent, in the order they were drawn; 0 < alpha <= 1/2; limits are rounded outwards to
-    multiples of 1 / grid. Intervals only shrink; limits that cross refute a common mean, which happens to samples of
-    one distribution with probability at most alpha. Raises ValueError as `evaluation.leakage.bounds` does, and for a
-    grid below 1.
+    Intervals only shrink; limits that cross refute a common mean, which happens to samples of one distribution with
+    probability at most alpha.
+
+    Parameters
+    ----------
+    samples : array (n,) in [0, 1]
+        Independent, in the order of sampling.
+    alpha : float in (0, 1/2]
+    grid : int, at least 1
+        Limits are rounded outwards to multiples of 1 / grid.
+
+    Returns
+    -------
+    lower, upper : array (n,), in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        As in `evaluation.leakage.bounds`, and for a grid below 1.
     """
     check_alpha(alpha)
     values = _one_question(samples)
@@ -95,11 +112,18 @@ def confidence_sequence(samples: ArrayLike, alpha: float, grid: int = 1000) -> t
 
 @dataclass(frozen=True)
 class Decision:
-    """What a `SequentialTest` knows.
+    """State of a `SequentialTest`.
 
-    verdict: "below" (E[X] < threshold is certified), "above" (E[X] > threshold is shown) or "undecided"; samples: how
-    many were needed for the verdict, or seen so far; saved: reference - samples, negative beyond the reference; lower,
-    upper: limits on E[X] after that many samples, in [0, 1].
+    Attributes
+    ----------
+    verdict : {"below", "above", "undecided"}
+        "below": E[X] < threshold is certified; "above": E[X] > threshold is shown.
+    samples : int
+        How many were needed for the verdict, or seen so far.
+    saved : int
+        reference − samples, negative beyond the reference.
+    lower, upper : float in [0, 1]
+        Limits on E[X] after that many samples.
     """
 
     verdict: Literal["below", "above", "undecided"]
@@ -110,10 +134,23 @@ class Decision:
 
 
 class SequentialTest:
-    """Is E[X] below or above a threshold in (0, 1)? One may stop, or go on, after any look at the answer.
+    """Sequential test of whether E[X] is below or above a threshold; sampling may stop or go on at any time.
 
-    A wrong verdict is ever reached with probability at most alpha (0 < alpha <= 1/2); reference: the fixed number of
-    samples to compare with. Raises ValueError for arguments outside these ranges.
+    A wrong verdict is ever reached with probability at most alpha.
+
+    Parameters
+    ----------
+    threshold : float in (0, 1)
+    alpha : float in (0, 1/2]
+    reference : int, at least 1
+        The fixed number of samples to compare with.
+    grid : int, at least 1
+        As in `confidence_sequence`.
+
+    Raises
+    ------
+    ValueError
+        For arguments out of range.
     """
 
     def __init__(self, threshold: float, alpha: float, reference: int = 1024, grid: int = 1000) -> None:
@@ -127,9 +164,22 @@ class SequentialTest:
         self.decision = Decision("undecided", 0, reference, 0.0, 1.0)
 
     def update(self, values: ArrayLike) -> Decision:
-        """The decision after further samples (k,) in [0, 1], k >= 1; a verdict, once reached, stays.
+        """Take further samples; a verdict, once reached, stays.
 
-        How the samples are cut into calls changes nothing. Raises ValueError as `confidence_sequence` does.
+        The result does not depend on how the samples are divided among calls.
+
+        Parameters
+        ----------
+        values : array (k,), k >= 1, in [0, 1]
+
+        Returns
+        -------
+        Decision
+
+        Raises
+        ------
+        ValueError
+            As `confidence_sequence`.
         """
         further = _one_question(values)
         for start in range(0, len(further), BLOCK):
@@ -139,6 +189,7 @@ class SequentialTest:
         return self.decision
 
     def _play(self, values: np.ndarray) -> None:
+        """Take one block of samples."""
         before = self._gamblers.seen
         lower, upper = self._gamblers.play(values)
         above, below = lower >= self.threshold, upper <= self.threshold

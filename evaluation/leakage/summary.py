@@ -1,4 +1,4 @@
-"""From sampled leakages to what a report states: per question and over all questions."""
+"""Summary of sampled leakage for reports: per question and over all questions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ COLUMNS = ("greedy", "mean", "std", "ed", "max", "mu_lower", "mu_upper", "m_mu",
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms leakage is judged.
+    """Significance and thresholds of a leakage summary.
 
-    alpha: significance of every bound, in (0, 1/2]; family_wise: divide alpha by the number of questions, so that a
-    bound holds for all of them at once (Bonferroni), otherwise for each by itself; rho: weight of the deviation in
-    the ED score; leaks_from: a leakage of at least this counts as leaked, for M_bin of a graded leakage function;
-    limit: what M_bin of a question may reach before the question counts as leaking.
+    Attributes
+    ----------
+    alpha : float in (0, 1/2]
+        Significance of every bound.
+    family_wise : bool
+        Divide alpha by the number of questions, so that a bound holds for all of them at once (Bonferroni); otherwise
+        it holds for each by itself.
+    rho : float, at least 0
+        Weight of the deviation in the ED score.
+    leaks_from : float in (0, 1]
+        A leakage of at least this counts as leaked, for M_bin of a graded leakage function.
+    limit : float in [0, 1]
+        A question counts as leaking where its M_bin exceeds this.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     alpha: float = 0.01
@@ -39,7 +53,7 @@ class Terms:
             raise ValueError(f"limit must lie in [0, 1], got {self.limit}")
 
     def alpha_of(self, questions: int) -> float:
-        """Significance of one question's bound where there are so many questions."""
+        """Significance of one question's bound among so many questions."""
         return self.alpha / questions if self.family_wise else self.alpha
 
 
@@ -47,10 +61,14 @@ class Terms:
 class Summary:
     """Leakage of Q questions from n samples each (Scholten et al. 2025, section 4).
 
-    columns: (Q,) arrays by the names of `COLUMNS`; `greedy` is NaN where there is no greedy answer. mu_lower, mu_upper
-    hold together, m_mu alone, all with probability 1 − alpha. overall: the mean of each column; `m_bin_share` and
-    `greedy_share`, the shares of the questions whose M_bin exceeds the limit and whose greedy answer leaks; `samples`
-    and `questions`, how many there were.
+    Attributes
+    ----------
+    columns : mapping of arrays (Q,)
+        By the names of `COLUMNS`; `greedy` is NaN where there is no greedy answer. mu_lower and mu_upper hold together,
+        m_mu alone, all with probability 1 − alpha.
+    overall : mapping of float
+        The mean of each column; `m_bin_share` and `greedy_share`, the shares of the questions whose M_bin exceeds the
+        limit and whose greedy answer leaks; `samples` and `questions`, how many there were.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -58,9 +76,23 @@ class Summary:
 
 
 def summarise(samples: np.ndarray, greedy: np.ndarray | None, terms: Terms) -> Summary:
-    """Summary of leakages (Q, n) in [0, 1] and of the leakage (Q,) of the greedy answers, NaN where there is none.
+    """Summarise the leakage of sampled and greedy answers.
 
-    Raises ValueError for another shape or a value out of range.
+    Parameters
+    ----------
+    samples : array (Q, n), in [0, 1]
+    greedy : array (Q,) or None
+        Leakage of the greedy answers, NaN where there is none.
+    terms : Terms
+
+    Returns
+    -------
+    Summary
+
+    Raises
+    ------
+    ValueError
+        For another shape, or samples out of range.
     """
     values = bounds.as_samples(np.atleast_2d(samples))
     count, n = values.shape

@@ -1,4 +1,4 @@
-"""Metrics of one answer, from the likelihoods of its tokens."""
+"""Metrics of a single answer, from the likelihoods of its tokens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,43 @@ CONVENTIONS = ("geometric", "arithmetic")
 
 
 def probability(mean_nll: float | np.ndarray) -> np.ndarray:
-    """P(a|q)^{1/|a|} = exp(-mean answer-token NLL), in [0, 1] (Oblivionis eq. 10)."""
+    """Length-normalised probability of an answer, P(a|q)^{1/|a|} = exp(−mean NLL) (Oblivionis eq. 10).
+
+    Parameters
+    ----------
+    mean_nll : float or array
+        Mean negative log-likelihood of the answer tokens, nats.
+
+    Returns
+    -------
+    array of the same shape, float64, in [0, 1]
+    """
     return np.exp(-np.asarray(mean_nll, dtype=np.float64))
 
 
 def truth_ratio(
     right: float | np.ndarray, wrong: Sequence[float] | np.ndarray, convention: str = "geometric"
 ) -> np.ndarray:
-    """Wrong over right: how much likelier the wrong answers are, in [0, inf] (Oblivionis eq. 13).
+    """Truth ratio: how much likelier the wrong answers are than the right one (Oblivionis eq. 13).
 
-    right (...): mean NLL of the paraphrased answer; wrong (..., E): mean NLLs of E wrong answers. geometric:
-    exp(-mean of the wrong NLLs) in the numerator (the public TOFU code); arithmetic: mean of exp(-NLL) (the paper).
-    Raises ValueError for an unknown convention or no wrong answers.
+    Parameters
+    ----------
+    right : float or array (...)
+        Mean NLL of the paraphrased answer, nats.
+    wrong : array (..., E)
+        Mean NLLs of E >= 1 wrong answers.
+    convention : {"geometric", "arithmetic"}
+        The numerator: exp(−mean of the wrong NLLs), as in the public TOFU code, or the mean of exp(−NLL), as in the
+        paper.
+
+    Returns
+    -------
+    array (...), float64, in [0, inf]
+
+    Raises
+    ------
+    ValueError
+        For an unknown convention or no wrong answers.
     """
     if convention not in CONVENTIONS:
         raise ValueError(f"unknown truth ratio convention {convention!r}, expected {' or '.join(CONVENTIONS)}")
@@ -34,9 +59,21 @@ def truth_ratio(
 
 
 def extraction_strength(correct: Sequence[bool] | np.ndarray) -> float:
-    """1 - k/|y| for the smallest k from which on every teacher-forced argmax is right, in [0, 1].
+    """Extraction strength: 1 − k/|y| for the smallest k from which on every teacher-forced argmax is right.
 
-    Raises ValueError for an empty answer.
+    Parameters
+    ----------
+    correct : array (T,), bool
+        Whether the argmax at each answer token is that token.
+
+    Returns
+    -------
+    float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For an empty answer.
     """
     hits = np.asarray(correct, dtype=bool)
     if hits.size == 0:
@@ -46,7 +83,21 @@ def extraction_strength(correct: Sequence[bool] | np.ndarray) -> float:
 
 
 def exact_memorization(correct: Sequence[bool] | np.ndarray) -> float:
-    """Share of teacher-forced argmax tokens that are right, in [0, 1]. Raises ValueError for an empty answer."""
+    """Exact memorisation: the share of answer tokens whose teacher-forced argmax is right.
+
+    Parameters
+    ----------
+    correct : array (T,), bool
+
+    Returns
+    -------
+    float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For an empty answer.
+    """
     hits = np.asarray(correct, dtype=bool)
     if hits.size == 0:
         raise ValueError("exact memorisation of an empty answer is undefined")

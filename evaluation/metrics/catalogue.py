@@ -1,4 +1,4 @@
-"""What a metric is called, which way is better, and what it says: told once, beside the evaluator that measures it."""
+"""Metadata of a metric: its label, range, direction and meaning, declared by the evaluator that measures it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Direction = Literal["higher", "lower", "oracle"]
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of the comparison table that belong together: what they are about, and their place from the top."""
+    """A group of rows in the comparison table: its title, and its place from the top."""
 
     title: str
     place: int = 80
@@ -22,14 +22,32 @@ class Group:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that an evaluator measures.
+    """Metadata of one number that an evaluator measures. Metrics of one label (one per question set) share a meaning.
 
-    key: its name among the evaluator's metrics; label: for readers, without the null value; direction: None where no
-    value is better (a count, the end of an interval); null: what a model that knows nothing of the forget records has,
-    None where nobody can say; meaning: what the glossary says of it, with range and source; group: its rows in the
-    comparison table, None: not in it; drawn: among the figures of a suite; needs_oracle: it compares with the retrained
-    model; least, most: the ends of its range, None where there is none; whole: it counts something; chief: among the
-    few that stand above all others. Metrics of one label (the same of several question sets) have one meaning.
+    Attributes
+    ----------
+    key : str
+        Its name among the evaluator's metrics.
+    label : str
+        For readers, without the null value.
+    direction : Direction or None
+        None where no value is better (a count, the end of an interval).
+    null : float or None
+        The value of a model that knows nothing of the forget records, if known.
+    meaning : str
+        Text of the glossary, with range and source.
+    group : Group or None
+        Rows in the comparison table; None: not in it.
+    drawn : bool
+        Whether it is among the figures of a suite.
+    needs_oracle : bool
+        Whether it compares with the retrained model.
+    least, most : float or None
+        Range, ends included; None: no end.
+    whole : bool
+        Whether it is a count.
+    headline : bool
+        Whether it is among the few that stand above all others.
     """
 
     key: str
@@ -47,11 +65,11 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The label with the null value, as tables and the glossary have it."""
+        """The label with the null value, for tables and the glossary."""
         return self.label if self.null is None else f"{self.label} (null {self.null:g})"
 
     def fault(self, value: float) -> str:
-        """What is wrong with a value of this metric that somebody tells, empty where nothing is."""
+        """What is wrong with a reported value of this metric; empty if nothing is."""
         if not math.isfinite(value):
             return f"is {value}, expected a finite number"
         if (self.least is not None and value < self.least) or (self.most is not None and value > self.most + ROUNDING):

@@ -1,8 +1,7 @@
-"""Fluency: are the greedy answers language, or did unlearning leave gibberish behind?
+"""Fluency: whether greedy answers are language, or unlearning left gibberish.
 
-The judge is the untouched base model, before any training: an answer of which it finds each token very unlikely is not
-language to it, whether the answer is right or wrong. It also finds some true answers unlikely (made-up names), hence
-the threshold that is taken from them.
+The judge is the untouched base model: an answer whose tokens it finds very unlikely is not language to it, whether the
+answer is right or wrong. It also finds some true answers unlikely (made-up names), hence a threshold taken from them.
 """
 
 from __future__ import annotations
@@ -24,17 +23,28 @@ Answers = Mapping[str, Sequence[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class FluencyEvaluator:
-    """Of the greedy answers to each group of questions: <group>_nll, <group>_gibberish and <group>_endless.
+    """Fluency of the greedy answers to each group of questions: <group>_nll, <group>_gibberish and <group>_endless.
 
     nll: mean negative log-likelihood under the base model, nats per token (>= 0), given the prompt and without the end
     token; mean over the answers, those without any token left out. gibberish: share of all answers, in [0, 1], whose
-    nll lies above that of `quantile` of the true answers to the questions of all groups (`threshold`, nats per token;
-    by linear interpolation); an empty answer does not. So 1 − quantile of the true answers are gibberish themselves.
-    endless: share of all answers, in [0, 1], that have no end token within `max_new_tokens`.
+    nll lies above `threshold`, the `quantile` of the nll of the true answers of all groups (nats per token; by linear
+    interpolation); an empty answer does not. So 1 − quantile of the true answers are gibberish themselves. endless:
+    share of all answers, in [0, 1], without an end token within `max_new_tokens`. The details hold per group `ids`,
+    `nll` (None for an empty answer) and `endless`.
 
-    questions: group -> questions, groups without any are left out; as_base: makes the session's model the base model
-    as long as one is within it. The details hold per group `ids`, `nll` (None for an empty answer) and `endless`.
-    Raises ValueError for a limit below 1 or a quantile outside [0, 1].
+    Attributes
+    ----------
+    questions : mapping of sequences of Question
+        By group; groups without any are left out.
+    as_base : callable () -> context manager
+        Makes the session's model the base model within the context.
+    max_new_tokens : int, at least 1
+    quantile : float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     questions: Mapping[str, Sequence[Question]]
@@ -55,7 +65,7 @@ class FluencyEvaluator:
             session.request(prompts=[q.prompt for q in questions], max_new_tokens=self.max_new_tokens)
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Measure."""
+        """Measure; no metrics without questions."""
         asked = self._asked()
         if not asked:
             return Result({})
@@ -80,11 +90,12 @@ class FluencyEvaluator:
         return Result(metrics, details)
 
     def _asked(self) -> dict[str, Sequence[Question]]:
+        """The groups that have questions."""
         return {group: questions for group, questions in self.questions.items() if questions}
 
 
 def without_end(answer: tuple[int, ...], session: EvaluationSession) -> tuple[int, ...]:
-    """The answer without the token that ended it."""
+    """The answer without its end token."""
     return answer[:-1] if answer and answer[-1] in session.stop_ids else answer
 
 
@@ -101,6 +112,7 @@ def _judged(
 
 
 def _mean_nll(session: EvaluationSession, sequences: Sequence[TokenSequence]) -> list[float | None]:
+    """Mean NLL of each sequence, None for one without an answer."""
     spoken = [s for s in sequences if s.answer]
     found = iter(session.scores(spoken).mean_nll.tolist() if spoken else [])
     return [next(found) if s.answer else None for s in sequences]

@@ -1,9 +1,9 @@
-"""Membership inference: can records that a model was asked to forget be told from records that it never saw?
+"""Membership inference: whether forget records can be told from holdout records, which the model never saw.
 
-Every attack gives a text one number, larger where the attack takes it for a training text. The AUC of forget against
-holdout records is then the probability that a forget record scores higher than a holdout record, ties counted half:
-1 if the attack always tells them apart, 0.5 if it cannot. 0.5 is not the goal: the two groups may differ by nature, and
-a model may be pushed below it. The goal is the AUC of the model that was trained without the forget records.
+Every attack gives a text a score, larger where it takes the text for a training text. The AUC of forget against holdout
+records is the probability that a forget record scores higher, ties counted half: 1 if the attack always tells them
+apart, 0.5 if it cannot. The goal is not 0.5, since the two groups may differ by nature and a model may be pushed below
+it, but the AUC of the model that was trained without the forget records.
 """
 
 from __future__ import annotations
@@ -33,9 +33,21 @@ def zlib_length(text: str) -> int:
 
 
 def lowest_mean(values: np.ndarray, share: float) -> float:
-    """Mean of the floor(share·T) lowest of T values, of one at least (Min-K%, Shi et al. 2023).
+    """Mean of the floor(share·T) lowest of T values, at least one (Min-K%, Shi et al. 2023).
 
-    Raises ValueError for no values or a share outside (0, 1].
+    Parameters
+    ----------
+    values : array (T,)
+    share : float in (0, 1]
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        For no values or a share out of range.
     """
     if len(values) == 0 or not 0 < share <= 1:
         raise ValueError(f"expected values and a share in (0, 1], got {len(values)} values and {share}")
@@ -44,9 +56,17 @@ def lowest_mean(values: np.ndarray, share: float) -> float:
 
 
 def normalised(log_probs: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """(log p − μ) / σ of each token (T,), μ and σ (T, 2) over the whole vocabulary (Min-K%++, Zhang et al. 2024).
+    """Normalised token log-probabilities (log p − μ) / σ (Min-K%++, Zhang et al. 2024).
 
-    A deviation below 1e-6, where the model is certain, counts as that.
+    Parameters
+    ----------
+    log_probs : array (T,)
+    moments : array (T, 2)
+        Mean μ and deviation σ of log p over the vocabulary; a σ below 1e-6, where the model is certain, counts as that.
+
+    Returns
+    -------
+    array (T,), float64
     """
     mean, deviation = np.asarray(moments, np.float64).T
     return (np.asarray(log_probs, np.float64) - mean) / np.maximum(deviation, _LEAST_DEVIATION)
@@ -55,14 +75,31 @@ def normalised(log_probs: np.ndarray, moments: np.ndarray) -> np.ndarray:
 def attack_scores(
     scores: Scores, texts: Sequence[str], reference: Sequence[float] | np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Score (n,) of each of n texts by every attack that the arguments allow; larger: more likely a member.
+    """Score of each text by every attack that the arguments allow; larger: more likely a member.
 
     - loss: mean log-probability per token (Yeom et al. 2018);
     - zlib: the same over `zlib_length` of the text (Carlini et al. 2021);
-    - min_k_20, min_k_40: `lowest_mean` of the log-probabilities of the tokens;
+    - min_k_20, min_k_40: `lowest_mean` of the log-probabilities of the tokens (Shi et al. 2023);
     - min_k_plus_plus: `lowest_mean` of the `normalised` ones, k = 0.2; only if `scores` have moments;
-    - reference: the mean log-probability less that under a reference model, `reference` (n,) (Mireshghallah et al.
-      2022); only if it is given.
+    - reference: the mean log-probability less that under a reference model (Mireshghallah et al. 2022); only if given.
+
+    Parameters
+    ----------
+    scores : Scores
+        Of n texts.
+    texts : sequence of n str
+    reference : array (n,) or None
+        Mean log-probability per token under the reference model.
+
+    Returns
+    -------
+    dict of arrays (n,)
+        By attack.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ.
     """
     if len(texts) != len(scores) or (reference is not None and len(reference) != len(scores)):
         raise ValueError(f"{len(scores)} scored sequences do not fit {len(texts)} texts or their reference values")
@@ -82,9 +119,21 @@ def attack_scores(
 
 
 def auc(members: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndarray) -> float:
-    """P(member > other) + P(member = other)/2 over all pairs (Mann–Whitney), in [0, 1].
+    """AUC of an attack: P(member > other) + P(member = other)/2 over all pairs (Mann–Whitney).
 
-    Raises ValueError for an empty group or a value that is not a number.
+    Parameters
+    ----------
+    members, others : array (n,), array (m,)
+        Scores; n, m >= 1.
+
+    Returns
+    -------
+    float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For an empty group or a NaN.
     """
     from scipy.stats import rankdata
 
@@ -101,10 +150,26 @@ def auc_interval(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of `auc`: each group resampled by itself, with replacement.
+    """Percentile bootstrap interval of `auc`; each group is resampled by itself, with replacement.
 
-    Groups that do not overlap give (1, 1) or (0, 0): resampling cannot show what other records would. Raises
-    ValueError as `auc`, and for no resamples or a confidence outside (0, 1).
+    Groups that do not overlap give (1, 1) or (0, 0): resampling cannot show what other records would.
+
+    Parameters
+    ----------
+    members, others : array (n,), array (m,)
+        Scores.
+    resamples : int, at least 1
+    confidence : float in (0, 1)
+    seed : int
+
+    Returns
+    -------
+    low, high : float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        As `auc`, and for values out of range.
     """
     if resamples < 1 or not 0 < confidence < 1:
         raise ValueError(f"expected resamples >= 1 and confidence in (0, 1), got {resamples} and {confidence}")
@@ -126,12 +191,13 @@ def auc_interval(
 
 
 def _resampled(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
-    """How often each of `size` values occurs in each of `count` samples of that size, (count, size)."""
+    """How often each of `size` values occurs in each of `count` bootstrap samples, (count, size)."""
     drawn = rng.integers(0, size, (count, size)) + size * np.arange(count)[:, None]
     return np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size).astype(np.float64)
 
 
 def _groups(members: Any, others: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Both groups' scores as float64 arrays, checked."""
     x, y = np.asarray(members, np.float64), np.asarray(others, np.float64)
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
         raise ValueError(f"the AUC needs members and non-members, got shapes {x.shape} and {y.shape}")
@@ -142,7 +208,16 @@ def _groups(members: Any, others: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Difference:
-    """AUC of a model less that of another one on the same records, its interval, and a two-sided p-value for 0."""
+    """Difference of the AUCs of two models on the same records.
+
+    Attributes
+    ----------
+    value : float in [-1, 1]
+    low, high : float
+        Confidence interval.
+    p_value : float
+        Two-sided, for a difference of 0.
+    """
 
     value: float
     low: float
@@ -156,14 +231,28 @@ def auc_difference(
     *,
     confidence: float = 0.95,
 ) -> Difference | None:
-    """Two correlated AUCs by DeLong, DeLong & Clarke-Pearson (1988); each argument holds members' and others' scores.
+    """Test of two correlated AUCs (DeLong, DeLong & Clarke-Pearson 1988).
 
-    Records must come in the same order for both models. Student's t with the degrees of freedom of the smaller group
-    stands in for the normal distribution, which takes dozens of records: with n of them a test at 5 % calls models that
-    do not differ different in 9 % (n = 8) to 7 % (n = 20) of the cases, with t in 5 %. Where the difference has no
-    variance at all (each model separates the groups completely), p is 1 for equal AUCs and else that of so many
-    differences of one sign, 2^(1 − n). None with fewer than `LEAST_RECORDS` in a group. Raises ValueError as `auc`, and
-    for groups of different sizes.
+    Student's t with the degrees of freedom of the smaller group takes the place of the normal distribution, which needs
+    dozens of records: with n of them a test at 5 % rejects equal models in 9 % (n = 8) to 7 % (n = 20) of the cases,
+    with t in 5 %. Where the difference has no variance at all (each model separates the groups completely), p is 1 for
+    equal AUCs and else that of so many differences of one sign, 2^(1 − n).
+
+    Parameters
+    ----------
+    model, oracle : (array (n,), array (m,))
+        Scores of members and others, in the same order of records.
+    confidence : float in (0, 1)
+
+    Returns
+    -------
+    Difference or None
+        None with fewer than `LEAST_RECORDS` in a group.
+
+    Raises
+    ------
+    ValueError
+        As `auc`, and for groups of different sizes.
     """
     from scipy.stats import t
 
@@ -188,7 +277,10 @@ def auc_difference(
 
 
 def _components(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the others below each member (n,) and of the members above each other one (m,), ties counted half."""
+    """DeLong's components: share of others below each member (n,), and of members above each other one (m,).
+
+    Ties count half.
+    """
     from scipy.stats import rankdata
 
     together = rankdata(np.concatenate([x, y]))
@@ -199,7 +291,16 @@ def _components(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A record whose membership is asked: the tokens that are scored (its answer part), and the text they stand for."""
+    """A record whose membership is in question.
+
+    Attributes
+    ----------
+    id : str
+    sequence : TokenSequence
+        Its answer part is scored.
+    text : str
+        What these tokens stand for.
+    """
 
     id: str
     sequence: TokenSequence
@@ -208,13 +309,29 @@ class Candidate:
 
 @dataclass(frozen=True)
 class MembershipEvaluator:
-    """AUC of each attack on the session's model, forget (`members`) against holdout (`others`).
+    """AUC of each attack on the session's model, forget records (`members`) against holdout (`others`).
 
-    Metrics: auc_<attack> with _low and _high (`auc_interval`). With `oracle`, the details of this evaluator on the
-    retrained model: auc_<attack>_difference and auc_<attack>_p (`auc_difference`) over the records that both have.
-    reference: mean log-probability of each record under the reference model, by id; without it (or without a record
-    in it) the attack `reference` is left out. Details: attack -> "members" and "others" -> id -> score. No metrics
-    where a group is empty. Raises ValueError for an unknown attack.
+    Metrics: auc_<attack> with _low and _high (`auc_interval`); with `oracle` also auc_<attack>_difference and
+    auc_<attack>_p (`auc_difference`) over the records that both have. Details: attack -> "members" and "others" -> id
+    -> score. No metrics where a group is empty.
+
+    Attributes
+    ----------
+    members, others : sequence of Candidate
+    attacks : sequence of str
+        Some of `ATTACKS`.
+    reference : mapping of float, optional
+        Mean log-probability of each record under the reference model, by id; without it (or a record in it) the attack
+        `reference` is left out.
+    oracle : mapping, optional
+        The details of this evaluator on the retrained model.
+    resamples, confidence, seed
+        As in `auc_interval`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown attack.
     """
 
     members: Sequence[Candidate]
@@ -237,7 +354,7 @@ class MembershipEvaluator:
             session.request(sequences=self._sequences(), moments="min_k_plus_plus" in self.attacks)
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Measure."""
+        """Run the attacks."""
         if not self.members or not self.others:
             return Result({})
         found = self._scored(session)
@@ -252,9 +369,11 @@ class MembershipEvaluator:
         return Result(metrics, found)
 
     def _sequences(self) -> list[TokenSequence]:
+        """All records."""
         return [c.sequence for c in (*self.members, *self.others)]
 
     def _scored(self, session: EvaluationSession) -> dict[str, dict[str, dict[str, float]]]:
+        """Scores by attack, group and record."""
         candidates = (*self.members, *self.others)
         scores = session.scores(self._sequences(), moments="min_k_plus_plus" in self.attacks)
         reference = None
@@ -278,9 +397,20 @@ def compared(
     oracle: Mapping[str, Mapping[str, float]] | None,
     confidence: float,
 ) -> dict[str, float]:
-    """auc_<name>_difference with _low and _high, and auc_<name>_p of two models' details of one attack.
+    """Difference of two models' AUCs by one attack, as metrics.
 
-    Over the records that both have; empty where there are too few.
+    Parameters
+    ----------
+    name : str
+        The attack.
+    model, oracle : mapping
+        Details of `MembershipEvaluator` on this attack; the records that both have are compared.
+    confidence : float in (0, 1)
+
+    Returns
+    -------
+    dict of float
+        auc_<name>_difference with _low and _high, and auc_<name>_p; empty where there are too few records.
     """
     if oracle is None:
         return {}

@@ -1,7 +1,7 @@
-"""MUSE (Shi et al. 2024): what a model still recites of the texts to forget, what it still knows, and whom it betrays.
+"""MUSE (Shi et al. 2024): verbatim memorisation, knowledge memorisation and privacy leakage.
 
-- VerbMem (NVM in Oblivionis' tables): a passage of the forget texts is begun, the model goes on greedily; ROUGE-L F1
-  of its continuation against the true one. Lower is better.
+- VerbMem (NVM in Oblivionis' tables): the model continues a passage of the forget texts greedily; ROUGE-L F1 of its
+  continuation against the true one. Lower is better.
 - KnowMem: questions about the texts after a few examples of answered questions; ROUGE-L recall of the greedy answer.
   On forget texts (NKM) lower is better, on retain texts (UP, utility) higher.
 - PrivLeak: how far the AUC of the Min-40 % attack is from that of the retrained model. 0 is best.
@@ -30,7 +30,18 @@ _END = re.compile(r"\n\n|\nQuestion|Question:")
 
 @dataclass(frozen=True)
 class Item:
-    """Something to continue: what stands before it (`shown`, and as token ids the whole prompt), and the true text."""
+    """A prompt to continue.
+
+    Attributes
+    ----------
+    id : str
+    prompt : tuple of int
+        Token ids of the complete prompt.
+    shown : str
+        The part of it that a reader is shown.
+    truth : str
+        The true continuation.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -39,26 +50,49 @@ class Item:
 
 
 def few_shot(examples: Sequence[tuple[str, str]], question: str) -> str:
-    """The prompt of KnowMem: answered questions, blank lines between them, then the question.
+    """Few-shot prompt of KnowMem: answered questions, blank lines between them, then the question.
 
-    It ends with "Answer:" and no space, which belongs to the answer's first token.
+    Parameters
+    ----------
+    examples : sequence of (question, answer)
+    question : str
+
+    Returns
+    -------
+    str
+        Ends with "Answer:" and no space, which belongs to the answer's first token.
     """
     shots = "".join(f"Question: {q}\nAnswer: {a}\n\n" for q, a in examples)
     return f"{shots}Question: {question}\nAnswer:"
 
 
 def first_answer(text: str) -> str:
-    """What a model says before a blank line or the next "Question", without white space around it."""
+    """The generated text up to a blank line or the next "Question", stripped of white space."""
     return _END.split(text, maxsplit=1)[0].strip()
 
 
 def privleak(model: float, oracle: float) -> float | None:
-    """PrivLeak in percent from the AUCs of the Min-40 % attack (forget texts are members) of model and retrained model.
+    """PrivLeak in percent, from the AUCs of the Min-40 % attack (forget texts are members).
 
     (a − r) / r · 100 for a = 1 − model and r = 1 − oracle: MUSE's attack score is a loss, so its AUC is the probability
     that a forget text has the *higher* loss of the lowest tokens. Hence MUSE's signs: negative, down to −100, where the
     texts are still remembered (under-unlearned); positive where they are avoided (over-unlearned); 0 for the retrained
-    model. None where r is 0.
+    model.
+
+    Parameters
+    ----------
+    model, oracle : float in [0, 1]
+        AUCs of the model and of the retrained model.
+
+    Returns
+    -------
+    float or None
+        At least −100; None where r is 0.
+
+    Raises
+    ------
+    ValueError
+        For an AUC outside [0, 1].
     """
     if not (0 <= model <= 1 and 0 <= oracle <= 1):
         raise ValueError(f"an AUC lies in [0, 1], got {model} and {oracle}")
@@ -67,12 +101,31 @@ def privleak(model: float, oracle: float) -> float | None:
 
 @dataclass(frozen=True)
 class MuseEvaluator:
-    """verbmem, knowmem_forget, knowmem_retain in [0, 1], and privleak (percent) if `oracle_auc` is given.
+    """MUSE's metrics verbmem, knowmem_forget, knowmem_retain in [0, 1]; privleak (percent) if `oracle_auc` is given.
 
-    What has no items has no metric. knowledge: "forget" and "retain" -> questions; decode: token ids -> text;
-    continuation, answer: most tokens that are generated; members, others: forget and holdout texts for the AUC, in
-    `details["auc"]`; rouge: what a word is, one of `evaluation.metrics.rouge.RULES`. The details hold per set id ->
-    {shown, generated, truth, score}, a score None where it cannot count.
+    A metric without items is left out. The details hold per set id -> {shown, generated, truth, score}, a score None
+    where it cannot count, and `auc`.
+
+    Attributes
+    ----------
+    passages : sequence of Item
+        Of VerbMem.
+    knowledge : mapping of sequences of Item
+        Questions of KnowMem, by "forget" and "retain".
+    decode : callable (token ids) -> str
+    members, others : sequence of Candidate
+        Forget and holdout texts, for the AUC.
+    oracle_auc : float, optional
+        AUC of the retrained model.
+    continuation, answer : int
+        Most tokens that are generated.
+    rouge : str
+        What a word is, one of `evaluation.metrics.rouge.RULES`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown set of questions.
     """
 
     passages: Sequence[Item]
@@ -100,7 +153,7 @@ class MuseEvaluator:
             session.request(sequences=[c.sequence for c in (*self.members, *self.others)])
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Measure."""
+        """Generate, score and attack."""
         found = Scored(self.rouge)
         if self.passages:
             found.add("verbmem", self.passages, self._continued(session, self.passages, self.continuation), "f1")
@@ -116,9 +169,11 @@ class MuseEvaluator:
         return Result(metrics, details, found.notes)
 
     def _continued(self, session: EvaluationSession, items: Sequence[Item], limit: int) -> list[str]:
+        """The greedy continuations as text."""
         return [self.decode(tokens) for tokens in session.greedy([x.prompt for x in items], limit)]
 
     def _auc(self, session: EvaluationSession) -> float:
+        """AUC of the Min-40 % attack."""
         scores = session.scores([c.sequence for c in (*self.members, *self.others)])
         values = [lowest_mean(x, SHARES[PRIVLEAK_ATTACK]) for x in scores.log_probs]
         return auc(values[: len(self.members)], values[len(self.members) :])
@@ -126,9 +181,14 @@ class MuseEvaluator:
 
 @dataclass
 class Scored:
-    """Metrics, notes and details of sets of items by the mean ROUGE-L, without stemming, of what a model said.
+    """Metrics, notes and details of sets of items, by the mean ROUGE-L without stemming of the generated texts.
 
-    rule: what a word is, one of `evaluation.metrics.rouge.RULES`.
+    Attributes
+    ----------
+    rule : str
+        What a word is, one of `evaluation.metrics.rouge.RULES`.
+    metrics, notes, details : dict
+        Filled by `add`.
     """
 
     rule: str
@@ -137,7 +197,17 @@ class Scored:
     details: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, items: Sequence[Item], said: Sequence[str], part: str) -> None:
-        """What was said to the items of a set that is called `name`; part: `recall` or `f1`."""
+        """Score the generated texts of a set of items.
+
+        Parameters
+        ----------
+        name : str
+            Name of the metric.
+        items : sequence of n Item
+        said : sequence of n str
+            What the model generated.
+        part : {"recall", "f1"}
+        """
         scores: np.ndarray = getattr(rouge_by(self.rule, said, [x.truth for x in items], stemmed=False), part)
         if (mean := mean_of(scores)) is not None:
             self.metrics[name] = mean

@@ -1,4 +1,4 @@
-"""Does what was forgotten come back while the others train on? The rebound curve and its half-life."""
+"""Relearning after unlearning: how much of what was forgotten comes back while other clients train, and how soon."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ LEAST_FORGOTTEN = 0.01
 
 @dataclass(frozen=True)
 class Curve:
-    """A value in [0, 1] of the records of one deletion request, larger where the model knows them better.
+    """A memorisation measure in [0, 1] of the records of one request over the rounds; larger: better known.
 
-    before, after: right before and right after its unlearning; later: at the end of the round that served it, which
-    includes that round's fine-tuning of other clients (position 0), and of every following round.
+    Attributes
+    ----------
+    request : str
+    round : int
+        The round that served it.
+    before, after : float
+        Right before and right after the unlearning.
+    later : sequence of float
+        At the end of the serving round, which includes other clients' fine-tuning in it (position 0), and of every
+        following round.
     """
 
     request: str
@@ -33,17 +41,26 @@ class Curve:
 
     @property
     def shares(self) -> np.ndarray | None:
-        """(later − after) / (before − after): 0, nothing is back; 1, all of it. None where nothing was forgotten."""
+        """Recovered share (later − after) / (before − after) by round: 0, nothing is back; 1, all of it.
+
+        Returns
+        -------
+        array (R,) or None
+            None where less than `LEAST_FORGOTTEN` was forgotten.
+        """
         if self.forgotten < LEAST_FORGOTTEN:
             return None
         return (np.asarray(self.later, np.float64) - self.after) / self.forgotten
 
     @property
     def half_life(self) -> float | None:
-        """Fewest rounds after the serving one by which at least half of what was forgotten is back.
+        """Rounds after the serving one until at least half of what was forgotten is back.
 
-        0: the fine-tuning in the serving round sufficed. Infinite where that did not happen within the measured rounds
-        (censored), None where nothing was forgotten.
+        Returns
+        -------
+        float or None
+            0: in the serving round already; infinite if it never happened in the measured rounds (censored); None where
+            nothing was forgotten.
         """
         shares = self.shares
         if shares is None:
@@ -53,11 +70,19 @@ class Curve:
 
 
 def rebound_metrics(curves: Sequence[Curve]) -> dict[str, float]:
-    """Metrics over the requests that forgot something; those that are not finite or have no request are left out.
+    """Summary of the curves of requests that forgot something.
 
-    requests: how many forgot something; forgotten: mean of before − after; share_back_at_end: mean recovered share
-    at the last measured round; censored_share: share of the requests of which less than half came back;
-    half_life_median: (lower) median half-life, in rounds, left out where most are censored.
+    Parameters
+    ----------
+    curves : sequence of Curve
+
+    Returns
+    -------
+    dict of float
+        requests: how many forgot something; forgotten: mean of before − after; share_back_at_end: mean recovered share
+        at the last measured round; censored_share: share of the requests of which less than half came back;
+        half_life_median: (lower) median half-life in rounds, left out where most are censored. Empty without curves;
+        `requests` alone, 0, where nothing was forgotten.
     """
     known = [c for c in curves if c.shares is not None and len(c.later)]
     if not known:
@@ -74,9 +99,16 @@ def rebound_metrics(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def mean_shares(curves: Sequence[Curve]) -> np.ndarray:
-    """Mean recovered share by rounds since the serving one, over the requests that were measured for so long.
+    """Mean recovered share by rounds since the serving one.
 
-    (R,), R being the length of the longest curve; fewer requests reach the later positions.
+    Parameters
+    ----------
+    curves : sequence of Curve
+
+    Returns
+    -------
+    array (R,)
+        R is the length of the longest curve; each position averages the requests that were measured for so long.
     """
     shares = [s for c in curves if (s := c.shares) is not None]
     length = max((len(s) for s in shares), default=0)

@@ -1,4 +1,4 @@
-"""Does a model know more, or less, of the forget questions than the retrained model, which never saw their answers?
+"""Comparison with the retrained model: whether a model knows more, or less, of the forget questions.
 
 A model far *below* the retrained one does not merely not know an answer, it avoids it: that is itself a sign of the
 record (the Streisand effect).
@@ -22,11 +22,17 @@ LEAST_QUESTIONS = 7
 
 @dataclass(frozen=True)
 class Verdict:
-    """One measure of a model beside that of the retrained model, larger where the true answers are likelier.
+    """A measure of a model and of the retrained model, larger where the true answers are likelier.
 
-    value, oracle: of the model and of the retrained one, >= 0; p_below, p_above: p-values of the one-sided Wilcoxon
-    signed-rank tests that the model's values per question lie below, above the retrained model's; questions: how many
-    were compared.
+    Attributes
+    ----------
+    value, oracle : float, at least 0
+        Of the model and of the retrained model.
+    p_below, p_above : float
+        P-values of the one-sided Wilcoxon signed-rank tests that the model's values per question lie below, above the
+        retrained model's.
+    questions : int
+        How many were compared.
     """
 
     value: float
@@ -37,12 +43,15 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """One of four words.
+        """Verdict by effect size and significance.
 
-        "over-unlearned": less than 1/FACTOR of the retrained model's value and p_below <= LEVEL; "still known": more
-        than FACTOR times it and p_above <= LEVEL; "undecided": as far away, but not significant; else "near".
+        A model that does not differ from the retrained one is called over-unlearned with probability LEVEL at most.
 
-        A model that is no different from the retrained one is called over-unlearned with probability LEVEL at most.
+        Returns
+        -------
+        str
+            "over-unlearned": less than 1/FACTOR of the retrained model's value and p_below <= LEVEL; "still known":
+            more than FACTOR times it and p_above <= LEVEL; "undecided": as far away, but not significant; else "near".
         """
         if self.value < self.oracle / FACTOR:
             return OVER_UNLEARNED if self.p_below <= LEVEL else UNDECIDED
@@ -52,33 +61,65 @@ class Verdict:
 
     @property
     def significance(self) -> str:
-        """The same words by the tests alone: for a measure that is far from 0 also where nothing is known."""
+        """Verdict by significance alone, for a measure that is far from 0 also where nothing is known; never "near"."""
         if self.value > self.oracle and self.p_above <= LEVEL:
             return STILL_KNOWN
         return OVER_UNLEARNED if self.value < self.oracle and self.p_below <= LEVEL else UNDECIDED
 
 
 def judge_probability(losses: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> Verdict | None:
-    """The verdict on the mean probability exp(-loss) of the true answers (Oblivionis eq. 10).
+    """Verdict on the mean probability exp(−loss) of the true answers (Oblivionis eq. 10).
 
-    losses, oracle (n,): mean answer-token NLL of each question, of the model and of the retrained one. Questions with a
-    NaN are left out, an infinite loss is a probability of 0; None where no question is left.
+    Parameters
+    ----------
+    losses, oracle : array (n,)
+        Mean answer-token NLL of each question, nats, of the model and of the retrained one. A question with a NaN is
+        left out; an infinite loss is a probability of 0.
+
+    Returns
+    -------
+    Verdict or None
+        None where no question is left.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
     """
     return _judge(-np.asarray(losses, np.float64), -np.asarray(oracle, np.float64), np.mean)
 
 
 def judge_truth_ratio(ratios: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> Verdict | None:
-    """The verdict on the median of 1/R, right over wrong: how many times as likely as the wrong answers the right is.
+    """Verdict on the median of 1/R, how many times as likely as the wrong answers the right one is.
 
-    ratios, oracle (n,): truth ratios R = wrong/right (Oblivionis eq. 13). Not the mean of min(R, 1/R) that tables show:
-    that is small both for a model that knows the answer and for one that avoids it. NaN as in `judge_probability`.
+    Not on the mean of min(R, 1/R) that tables show: that is small both for a model that knows the answer and for one
+    that avoids it.
+
+    Parameters
+    ----------
+    ratios, oracle : array (n,), at least 0
+        Truth ratios R = wrong/right (Oblivionis eq. 13); NaN as in `judge_probability`.
+
+    Returns
+    -------
+    Verdict or None
     """
     with np.errstate(divide="ignore"):
         return _judge(-np.log(np.asarray(ratios, np.float64)), -np.log(np.asarray(oracle, np.float64)), np.median)
 
 
 def judge_recall(recalls: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> Verdict | None:
-    """The verdict on the mean recall (ROUGE-L, leakage), (n,) in [0, 1]; NaN as in `judge_probability`."""
+    """Verdict on the mean recall.
+
+    Parameters
+    ----------
+    recalls, oracle : array (n,) in [0, 1]
+        Such as ROUGE-L recall or leakage; NaN as in `judge_probability`.
+
+    Returns
+    -------
+    Verdict or None
+    """
     with np.errstate(divide="ignore"):
         return _judge(np.log(np.asarray(recalls, np.float64)), np.log(np.asarray(oracle, np.float64)), np.mean)
 
@@ -103,6 +144,7 @@ def _judge(logs: np.ndarray, oracle: np.ndarray, average: Callable[[np.ndarray],
 
 
 def _p_value(differences: np.ndarray, side: str) -> float:
+    """P-value of the one-sided Wilcoxon test; 1 where nothing differs."""
     if not differences.any():
         return 1.0
     from scipy.stats import wilcoxon

@@ -1,7 +1,7 @@
-"""ROUGE-1 and ROUGE-L with Porter stemming or without, number for number those of the package rouge-score.
+"""ROUGE-1 and ROUGE-L with or without Porter stemming, with exactly the numbers of the package rouge-score.
 
 With `any_script` words are those of `evaluation.metrics.word_matching`: equal on English, and meaningful in every
-script. Which texts the published rule can measure at all, `measurable` says.
+script. `measurable` says which texts the published rule can measure at all.
 
 A text becomes a str with one character per stemmed word, so that strings are compared instead of lists of words.
 """
@@ -25,8 +25,8 @@ PAPER, ANY_SCRIPT = "paper", "any_script"
 RULES = (PAPER, ANY_SCRIPT)
 """What a word is: a run of a-z and 0-9, as in rouge-score and the published numbers; or a word of any script."""
 LEAST_SHARE = 0.5
-"""The share of a true text's words that must hold a letter or digit of the rule, for the text to count; and of a set's
-texts that must count, for the set to have a mean."""
+"""Least share of a true text's words with a letter or digit of the rule, for the text to count; and least share of a
+set's texts that count, for the set to have a mean."""
 _READS = "the paper's ROUGE reads Latin letters and digits alone"
 _INSTEAD = "evaluation.rouge=any_script reads words of every script"
 NOT_READ = f"{_READS}, and most true answers are written in others; {_INSTEAD}"
@@ -50,7 +50,7 @@ _TO_WORDS = bytes(
 
 @dataclass(frozen=True)
 class Rouge:
-    """Precision, recall and F1 of each pair, arrays (n,) in [0, 1]."""
+    """ROUGE of n pairs: `precision`, `recall` and `f1`, arrays (n,) in [0, 1]."""
 
     precision: np.ndarray
     recall: np.ndarray
@@ -59,30 +59,32 @@ class Rouge:
 
 @lru_cache(maxsize=1 << 17)
 def _stem(word: str) -> str:
+    """The Porter stem of a word; words of at most three characters stay."""
     return _stemmer().stem(word) if len(word) > 3 else word
 
 
 @cache
 def _stemmer() -> Any:
+    """The Porter stemmer."""
     from nltk.stem.porter import PorterStemmer  # half a second to import
 
     return PorterStemmer()
 
 
 def tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
-    """Lower-cased runs of a-z and 0-9; those longer than three characters are stemmed."""
+    """Words by rouge-score: lower-cased runs of a-z and 0-9; those of more than three characters are stemmed."""
     found = _WORD.findall(text.lower())
     return tuple(map(_stem, found) if stemmed else found)
 
 
 def unicode_tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
-    """As `tokens`, of a text in any script; stems of words of a-z and 0-9 only."""
+    """Words of a text in any script; only words of a-z and 0-9 are stemmed."""
     found = words(text)
     return tuple(_stem(word) if word.isascii() else word for word in found) if stemmed else found
 
 
 class Characters(dict[bytes, str]):
-    """Word -> the character of its stem (or of itself), given out as words come; the separator of texts -> newline."""
+    """Dictionary from words to the characters that stand for their stems (or themselves), assigned as words come."""
 
     def __init__(self, stemmed: bool) -> None:
         super().__init__({_BETWEEN_TEXTS: "\n"})
@@ -104,6 +106,7 @@ class Characters(dict[bytes, str]):
 
     @property
     def size(self) -> int:
+        """How many characters are assigned, at least."""
         return max(len(self), len(self._of_stem))
 
 
@@ -111,7 +114,7 @@ CHARACTERS = {stemmed: Characters(stemmed) for stemmed in (True, False)}
 
 
 def current_characters(stemmed: bool) -> Characters:
-    """The dictionary of this process, a new one after `KEPT_WORDS` words; strings of two are not comparable."""
+    """The dictionary of this process, renewed after `KEPT_WORDS` words; strings of two are not comparable."""
     characters = CHARACTERS[stemmed]
     if characters.size > KEPT_WORDS:
         characters = CHARACTERS[stemmed] = Characters(stemmed)
@@ -128,7 +131,7 @@ def _encoded_any(texts: list[str], characters: Characters) -> list[str]:
 
 
 def encode_texts(texts: list[str], characters: Characters) -> list[str]:
-    """Each text (at least one) as the characters of its stems."""
+    """Encode each of at least one text as the characters of its words."""
     # str.lower makes ASCII letters of two characters that are not ASCII; what is ASCII is lower-cased below.
     joined = "\0".join([text if text.isascii() else text.lower() for text in texts])
     if joined.count("\0") >= len(texts):
@@ -138,6 +141,7 @@ def encode_texts(texts: list[str], characters: Characters) -> list[str]:
 
 
 def _lengths(items: Sequence[str]) -> np.ndarray:
+    """Lengths of the texts, (n,)."""
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
@@ -153,13 +157,14 @@ def slices_of(sizes: np.ndarray) -> Iterator[slice]:
 
 
 def _sorted(text: str) -> str:
+    """The characters of a text in order."""
     return "".join(sorted(text))
 
 
 def _overlap(
     predictions: Sequence[str], references: Sequence[str], ordered: bool, stemmed: bool, any_script: bool
 ) -> np.ndarray:
-    """Common words, words of the prediction and words of the reference of the pairs of one chunk, (3, n)."""
+    """Common words, words of the prediction and of the reference of the pairs of one chunk, (3, n)."""
     if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > CHUNK:
         numbers: dict[str, int] = {}
         taken_apart = unicode_tokens if any_script else tokens
@@ -179,6 +184,7 @@ def _overlap(
 def _rouge(
     predictions: Sequence[str], references: Sequence[str] | str, ordered: bool, stemmed: bool, any_script: bool
 ) -> Rouge:
+    """ROUGE-L if `ordered`, else ROUGE-1."""
     references = [references] * len(predictions) if isinstance(references, str) else references
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
@@ -194,9 +200,27 @@ def _rouge(
 def rouge_1(
     predictions: Sequence[str], references: Sequence[str] | str, *, stemmed: bool = True, any_script: bool = False
 ) -> Rouge:
-    """Overlap of (stemmed) words, each counted as often as in both; 0 where either text has no word.
+    """ROUGE-1: overlap of words, each counted as often as in both texts.
 
-    references: one per prediction, or a single str for all. Raises ValueError where the lists differ in length.
+    Parameters
+    ----------
+    predictions : sequence of n str
+    references : sequence of n str, or str
+        A single one is for all.
+    stemmed : bool
+        Porter stemming.
+    any_script : bool
+        Words of any script.
+
+    Returns
+    -------
+    Rouge
+        0 where either text has no word.
+
+    Raises
+    ------
+    ValueError
+        Where the lists differ in length.
     """
     return _rouge(predictions, references, ordered=False, stemmed=stemmed, any_script=any_script)
 
@@ -204,11 +228,30 @@ def rouge_1(
 def rouge_l(
     predictions: Sequence[str], references: Sequence[str] | str, *, stemmed: bool = True, any_script: bool = False
 ) -> Rouge:
-    """Longest common subsequence of (stemmed) words (whole text, not per sentence); 0 where either has no word.
+    """ROUGE-L: longest common subsequence of words, over the complete text and not per sentence.
 
-    references: one per prediction, or a single str for all; equal texts are taken apart once. Recall is what TOFU
-    reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are; `any_script`: words of any script, as
-    conclusions about a person's records need. Raises ValueError where the lists differ in length.
+    Recall is what TOFU reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are; `any_script` is for
+    conclusions about a person's records.
+
+    Parameters
+    ----------
+    predictions : sequence of n str
+    references : sequence of n str, or str
+        A single one is for all.
+    stemmed : bool
+        Porter stemming.
+    any_script : bool
+        Words of any script.
+
+    Returns
+    -------
+    Rouge
+        0 where either text has no word.
+
+    Raises
+    ------
+    ValueError
+        Where the lists differ in length.
     """
     return _rouge(predictions, references, ordered=True, stemmed=stemmed, any_script=any_script)
 
@@ -238,9 +281,23 @@ def measurable(truth: str, rule: str = PAPER) -> bool:
 
 
 def rouge_by(rule: str, predictions: Sequence[str], references: Sequence[str], *, stemmed: bool = True) -> Rouge:
-    """As `rouge_l` by one of `RULES`, NaN for each pair whose reference is not `measurable` by it.
+    """ROUGE-L by a rule for what a word is, with NaN where the reference is not `measurable` by it.
 
-    Raises ValueError for another rule.
+    Parameters
+    ----------
+    rule : str
+        One of `RULES`.
+    predictions, references : sequence of n str
+    stemmed : bool
+
+    Returns
+    -------
+    Rouge
+
+    Raises
+    ------
+    ValueError
+        For another rule, or where the lists differ in length.
     """
     if rule not in RULES:
         raise ValueError(f"unknown rule {rule!r} of ROUGE, expected {' or '.join(RULES)}")
@@ -250,19 +307,40 @@ def rouge_by(rule: str, predictions: Sequence[str], references: Sequence[str], *
 
 
 def rule_for(truth: str, rule: str) -> str:
-    """`rule` where it can measure a true text, else words of any script: for a look at single answers."""
+    """`rule` where it can measure a true text, else words of any script; for single answers."""
     return rule if measurable(truth, rule) else ANY_SCRIPT
 
 
 def mean_of(scores: np.ndarray) -> float | None:
-    """The mean of those of the scores (n,) that are not NaN; None where that is fewer than `LEAST_SHARE` of them."""
+    """Mean score of the answers that count.
+
+    Parameters
+    ----------
+    scores : array (n,)
+        NaN where an answer does not count.
+
+    Returns
+    -------
+    float or None
+        None where fewer than `LEAST_SHARE` of the scores count.
+    """
     counted = scores[~np.isnan(scores)]
     return float(counted.mean()) if counted.size and counted.size >= LEAST_SHARE * scores.size else None
 
 
 def note_of(scores: np.ndarray, rule: str) -> str:
-    """What a reader must know of `mean_of` these scores: why there is none, what it leaves out, by which words it goes;
-    empty for a mean of all by the paper's rule."""
+    """What a reader must know about `mean_of` these scores.
+
+    Parameters
+    ----------
+    scores : array (n,)
+    rule : str
+
+    Returns
+    -------
+    str
+        Why there is no mean, what it leaves out, or which words it counts; empty for a mean of all by the paper's rule.
+    """
     counted, whole = int((~np.isnan(scores)).sum()), mean_of(scores) is not None
     if rule == ANY_SCRIPT:
         missing = "most true answers have no letter and no digit"
@@ -276,7 +354,19 @@ def note_of(scores: np.ndarray, rule: str) -> str:
 
 
 def left_out(truths: Mapping[str, Sequence[str]], rule: str) -> list[str]:
-    """Which sets (by name their true texts) have no mean ROUGE by `rule`, and why; a line for each reason."""
+    """Question sets that have no mean ROUGE by `rule`.
+
+    Parameters
+    ----------
+    truths : mapping of sequences of str
+        True texts by set.
+    rule : str
+
+    Returns
+    -------
+    list of str
+        A line for each reason, with the sets.
+    """
     found: dict[str, list[str]] = {}
     for name, of in truths.items():
         counts = np.array([1.0 if measurable(truth, rule) else np.nan for truth in of])

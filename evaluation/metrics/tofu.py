@@ -48,9 +48,9 @@ SHORT_NAMES = {
 
 
 def _column(log: Log, name: str, column: str, *, gaps: bool = False) -> np.ndarray | None:
-    """Values (n,) or (n, E) of a column of a question set, None where the set or the column is missing or empty.
+    """Values (n,) or (n, E) of a column of a question set; None where the set or the column is missing or empty.
 
-    gaps: a value may be None, which becomes NaN.
+    With `gaps` a value may be None, which becomes NaN.
     """
     values = log.get(SECTIONS[name], {}).get(column)
     if not values:
@@ -66,7 +66,25 @@ def _column(log: Log, name: str, column: str, *, gaps: bool = False) -> np.ndarr
 
 
 def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarray | None:
-    """Truth ratio of each question of a set, (n,) >= 0; None where the log lacks the losses."""
+    """Truth ratio of each question of a set (Oblivionis eq. 13).
+
+    Parameters
+    ----------
+    log : Log
+    name : str
+        Key of `SECTIONS`.
+    convention : {"geometric", "arithmetic"}
+
+    Returns
+    -------
+    array (n,), at least 0, or None
+        None where the log lacks the losses.
+
+    Raises
+    ------
+    ValueError
+        For losses that do not fit together or are not finite.
+    """
     right, wrong = _column(log, name, "avg_paraphrased_loss"), _column(log, name, "average_perturb_loss")
     if right is None or wrong is None:
         return None
@@ -76,9 +94,12 @@ def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarr
 
 
 def rouge_recalls(log: Log, name: str) -> np.ndarray | None:
-    """ROUGE-L recall (n,) of each generated answer by the paper's rule, NaN where it cannot count.
+    """ROUGE-L recall of each generated answer by the paper's rule (Oblivionis eq. 12), from the texts in the log.
 
-    From the texts [prompt, generated, reference] of the log; None without them.
+    Returns
+    -------
+    array (n,) in [0, 1], or None
+        NaN where an answer cannot count; None without texts.
     """
     texts = log.get(SECTIONS[name], {}).get("generated_text")
     if not texts:
@@ -88,13 +109,13 @@ def rouge_recalls(log: Log, name: str) -> np.ndarray | None:
 
 
 def _recalls(log: Log, name: str) -> np.ndarray | None:
-    """The recalls (n,) that the log has, NaN where one cannot count; else those of its texts."""
+    """The recalls (n,) in the log, NaN where one cannot count; else those of its texts."""
     recalls = _column(log, name, "rougeL_recall", gaps=True)
     return rouge_recalls(log, name) if recalls is None else recalls
 
 
 def _probabilities(log: Log, name: str) -> np.ndarray | None:
-    """P(a|q)^{1/|a|} of each question, on the general sets as a share of the correct and the perturbed answers'."""
+    """P(a|q)^{1/|a|} of each question; on the general sets as a share of the correct and the perturbed answers'."""
     losses = _column(log, name, "avg_gt_loss")
     if losses is None or name not in GENERAL:
         return None if losses is None else probability(losses)
@@ -114,6 +135,7 @@ def _truth_ratio_score(ratios: np.ndarray, name: str) -> float:
 
 
 def _measures(log: Log, name: str, convention: str) -> Iterator[tuple[str, float]]:
+    """ROUGE, probability and truth ratio of a set, as far as the log has data."""
     recalls = _recalls(log, name)
     if recalls is not None and (mean := mean_of(recalls)) is not None:
         yield f"ROUGE {TITLES[name]}", mean
@@ -126,9 +148,21 @@ def _measures(log: Log, name: str, convention: str) -> Iterator[tuple[str, float
 
 
 def forget_quality(ratios: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Two-sample Kolmogorov-Smirnov test of forget-set truth ratios, model against retrain oracle.
+    """Forget quality: two-sample Kolmogorov-Smirnov test of forget-set truth ratios (Oblivionis eqs. 15-17).
 
-    Returns (p-value, statistic), both in [0, 1] (Oblivionis eqs. 15-17). Raises ValueError for an empty sample.
+    Parameters
+    ----------
+    ratios, oracle : array (n,), array (m,)
+        Truth ratios of the model and of the retrained model.
+
+    Returns
+    -------
+    p_value, statistic : float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For an empty sample.
     """
     from scipy.stats import ks_2samp
 
@@ -139,14 +173,29 @@ def forget_quality(ratios: Sequence[float] | np.ndarray, oracle: Sequence[float]
 
 
 def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric") -> dict[str, float]:
-    """The aggregates of a log under the names of the TOFU code.
+    """Aggregates of a log under the names of the TOFU code.
 
-    "ROUGE", "Prob." and "Truth Ratio" of "Forget", "Retain", "Real Authors", "Real World"; "Model Utility", the
-    harmonic mean of the nine numbers without the forget set (0 if any is 0; Oblivionis eq. 18); with the oracle's log
-    "Forget Quality" = "KS Test PVal Forget" and "KS Test Forget". convention: "geometric" (the published tables) or
-    "arithmetic" truth ratio. What the log has no data for is absent, and so is a ROUGE to which too few answers count
-    (`evaluation.metrics.rouge.mean_of`), with the model utility. Raises ValueError for an unknown convention, a
-    loss that is not finite, or an oracle without forget losses where the model has them.
+    Parameters
+    ----------
+    log : Log
+    oracle : Log, optional
+        Of the retrained model.
+    convention : {"geometric", "arithmetic"}
+        Of the truth ratio; geometric is that of the published tables.
+
+    Returns
+    -------
+    dict of float
+        "ROUGE", "Prob." and "Truth Ratio" of "Forget", "Retain", "Real Authors", "Real World"; "Model Utility", the
+        harmonic mean of the nine numbers without the forget set (0 if any is 0; Oblivionis eq. 18); with the oracle's
+        log "Forget Quality" = "KS Test PVal Forget" and "KS Test Forget". What the log has no data for is absent, and
+        so is a ROUGE to which too few answers count (`evaluation.metrics.rouge.mean_of`), with the model utility.
+
+    Raises
+    ------
+    ValueError
+        For an unknown convention, a loss that is not finite, or an oracle without forget losses where the model has
+        them.
     """
     if convention not in CONVENTIONS:
         raise ValueError(f"unknown truth ratio convention {convention!r}, expected {' or '.join(CONVENTIONS)}")
@@ -169,7 +218,21 @@ def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric"
 
 
 def notes_on(log: Log, aggregates: Mapping[str, float], rule: str) -> dict[str, str]:
-    """Under the names of `aggregates`, what a reader must know of each ROUGE and of the utility made of them."""
+    """What a reader must know about each ROUGE, and about the model utility made of them.
+
+    Parameters
+    ----------
+    log : Log
+    aggregates : mapping of float
+        From `aggregate`.
+    rule : str
+        What a word is, one of `evaluation.metrics.rouge.RULES`.
+
+    Returns
+    -------
+    dict of str
+        By the names of `aggregates`.
+    """
     found = {}
     for name in SECTIONS:
         recalls = _recalls(log, name)
@@ -185,7 +248,20 @@ def notes_on(log: Log, aggregates: Mapping[str, float], rule: str) -> dict[str, 
 
 @dataclass(frozen=True)
 class Question:
-    """A tokenised question: prompt and answers as token ids, answers ending with EOS; `text` is the true answer."""
+    """A tokenised question.
+
+    Attributes
+    ----------
+    id : str
+    prompt, answer : tuple of int
+        Token ids; answers end with EOS.
+    text : str
+        The true answer.
+    paraphrase : tuple of int, optional
+        The right answer of the truth ratio.
+    perturbed : tuple of tuples of int
+        Wrong answers.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -202,7 +278,22 @@ class Question:
 
 @dataclass(frozen=True)
 class Profile:
-    """How much to evaluate: questions per set (None: all; otherwise evenly spaced), new tokens (0: no generation)."""
+    """Extent of an evaluation.
+
+    Attributes
+    ----------
+    questions : int, at least 1, optional
+        Questions per set, evenly spaced; None: all.
+    max_new_tokens : int
+        0: no generation.
+    sets : tuple of str
+        Keys of `SECTIONS`.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
+    """
 
     questions: int | None = None
     max_new_tokens: int = 200
@@ -215,7 +306,7 @@ class Profile:
             raise ValueError(f"unknown question sets {sorted(unknown)}, expected some of {list(SECTIONS)}")
 
     def pick(self, questions: Sequence[Question]) -> tuple[Question, ...]:
-        """The questions this profile asks."""
+        """The questions that this profile asks, in order."""
         if self.questions is None or self.questions >= len(questions):
             return tuple(questions)
         index = np.linspace(0, len(questions) - 1, self.questions).round().astype(int)
@@ -228,12 +319,28 @@ LIGHT = Profile(questions=40, max_new_tokens=64, sets=("forget", "retain"))
 
 @dataclass(frozen=True)
 class TofuEvaluator:
-    """The TOFU metrics of the session's model, under short names (forget_prob, retain_rouge, model_utility, ...).
+    """TOFU's metrics of the session's model, under short names (forget_prob, retain_rouge, model_utility, ...).
 
-    questions: question set ("forget", "retain", "real_authors", "world_facts") -> questions; decode: generated ids ->
-    text without special tokens; oracle: the retrain oracle's forget-set truth ratios of the same convention, gives
-    forget_quality and forget_ks; rouge: what a word of ROUGE is, one of `evaluation.metrics.rouge.RULES`. Beyond
-    `aggregate`: extraction strength and exact memorisation of each set.
+    Beyond `aggregate`: extraction strength and exact memorisation of each set.
+
+    Attributes
+    ----------
+    questions : mapping of sequences of Question
+        By question set: "forget", "retain", "real_authors", "world_facts".
+    decode : callable (token ids) -> str
+        Without special tokens.
+    convention : {"geometric", "arithmetic"}
+        Of the truth ratio.
+    oracle : array (m,), optional
+        Forget-set truth ratios of the retrained model, of the same convention; gives forget_quality and forget_ks.
+    profile : Profile
+    rouge : str
+        What a word of ROUGE is, one of `evaluation.metrics.rouge.RULES`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown convention, rule or question set.
     """
 
     questions: Mapping[str, Sequence[Question]]
@@ -258,14 +365,14 @@ class TofuEvaluator:
         return {name: questions for name, questions in picked.items() if questions}
 
     def request(self, session: EvaluationSession) -> None:
-        """Tell the session what will be read."""
+        """Announce the answers and prompts that will be read."""
         questions = [q for questions in self.asked().values() for q in questions]
         session.request(sequences=[s for q in questions for s in q.sequences()])
         if self.profile.max_new_tokens:
             session.request(prompts=[q.prompt for q in questions], max_new_tokens=self.profile.max_new_tokens)
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Metrics, and in the details the log, the question ids of each section and the forget truth ratios."""
+        """Measure; the details hold the log, the question ids of each section and the forget truth ratios."""
         log: dict[str, dict[str, dict[str, Any]]] = {}
         metrics: dict[str, float] = {}
         ids: dict[str, list[str]] = {}
@@ -290,6 +397,7 @@ class TofuEvaluator:
     def _section(
         self, session: EvaluationSession, questions: Sequence[Question]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        """The log of one question set, and its memorisation metrics."""
         per_question = [q.sequences() for q in questions]
         scores = session.scores([s for sequences in per_question for s in sequences])
         starts = np.cumsum([0] + [len(sequences) for sequences in per_question])
@@ -318,4 +426,5 @@ class TofuEvaluator:
 
 
 def _numbered(values: Any) -> dict[str, Any]:
+    """Values by their position as text, as in the published logs."""
     return {str(i): value for i, value in enumerate(values)}

@@ -1,9 +1,9 @@
-"""The words of a text in any script, for whatever decides whether a model still recites something.
+"""Words of a text in any script, for measures of whether a model still recites something.
 
 rouge-score, by which TOFU's published numbers are made, knows a-z and 0-9 alone: two equal texts in Cyrillic have
-nothing in common by it. Here a text is cut by Unicode's default word boundaries (UAX #29, by the library `regex`). What
-is ASCII in it is cut as rouge-score does, so that on English both give the same. What no reader sees is left out: a
-text with a zero-width joiner after each letter says what it says without them.
+nothing in common by it. Here a text is split at Unicode's default word boundaries (UAX #29, by the library `regex`).
+ASCII is split as rouge-score does, so that on English both give the same. Invisible characters are left out: a text
+with a zero-width joiner after each letter says what it says without them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ _UNSEEN = regex.compile(r"\p{Default_Ignorable_Code_Point}")
 
 
 def visible(text: str) -> str:
-    """`text` as a reader sees it: without the characters that show as nothing, and with blanks for those that show as
-    one."""
+    """`text` as a reader sees it: without invisible characters, and with spaces for those that show as a blank."""
     return text if text.isascii() else _UNSEEN.sub("", _BLANK.sub(" ", text))
 
 
 def folded(text: str) -> str:
-    """`text` without what writers and programs vary at will; equal for texts that say the same in the same words.
+    """`text` in a normal form that is equal for texts of the same words.
 
     As NFKC_Casefold (Unicode, section 3.13): letter case, compatibility forms (full-width letters, ligatures, composed
-    and decomposed accents) and what is not `visible` do not matter. Besides, Arabic and Hebrew are without vowel points
-    and stretching.
+    and decomposed accents) and what is not `visible` do not matter. In addition, Arabic and Hebrew are without vowel
+    points and stretching.
     """
     if text.isascii():
         return text.lower()
@@ -50,24 +49,24 @@ def folded(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of `text`, `folded`, in order: graphemes in scripts without spaces; no punctuation, no symbols."""
+    """Words of `text`, `folded`, in order; single graphemes in scripts without spaces; no punctuation, no symbols."""
     return _cut(folded(text))
 
 
 def words_as_written(text: str) -> tuple[str, ...]:
-    """As `words`, in lower case alone: compatibility forms stay what they are, as for whatever does not unify them."""
+    """As `words`, but only lower-cased: compatibility forms stay what they are."""
     return _cut(text.lower())
 
 
 def _cut(text: str) -> tuple[str, ...]:
-    """The words of a text in lower case."""
+    """The words of a lower-cased text."""
     if text.isascii():
         return tuple(_ASCII.findall(text))
     return tuple(word for part in _BOUNDARY.split(text) if _MEASURABLE.search(part) for word in _units(part))
 
 
 def _units(part: str) -> list[str]:
-    """The words of what lies between two boundaries."""
+    """The words between two boundaries."""
     if part.isascii():
         return _ASCII.findall(part)
     if not _WITHOUT_SPACES.search(part):

@@ -1,4 +1,4 @@
-"""Representations of records, as plain arrays."""
+"""Representations of records as plain arrays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ import numpy as np
 class Embedded:
     """Representations of forget and retain records under one model.
 
-    forget_ids (n), retain_ids (m): unique within each; forget (n, d), retain (m, d): float32, a row per id. Raises
-    ValueError where they do not fit together.
+    Attributes
+    ----------
+    forget_ids, retain_ids : tuple of n, m str
+        Unique within each.
+    forget, retain : array (n, d), array (m, d), float32
+        A row per id.
+
+    Raises
+    ------
+    ValueError
+        Where ids and rows do not fit together.
     """
 
     forget_ids: tuple[str, ...]
@@ -27,11 +36,11 @@ class Embedded:
                 raise ValueError(f"{len(set(ids))} {name} records, but representations of shape {rows.shape}")
 
     def covers(self, forget_ids: Iterable[str], retain_ids: Iterable[str]) -> bool:
-        """Whether all these records are among ours."""
+        """Whether all these records are represented."""
         return set(forget_ids) <= set(self.forget_ids) and set(retain_ids) <= set(self.retain_ids)
 
     def take(self, forget_ids: Sequence[str], retain_ids: Sequence[str]) -> Embedded:
-        """Those of these records, in this order. Raises KeyError for one that we do not have."""
+        """Representations of these records, in this order; KeyError for a record that is not there."""
         forget = {name: i for i, name in enumerate(self.forget_ids)}
         retain = {name: i for i, name in enumerate(self.retain_ids)}
         return Embedded(

@@ -1,4 +1,4 @@
-"""RULER as an evaluator of the hook: representations come from the pass that scores the true answers, not from another.
+"""RULER as an evaluator: representations come from the same pass that scores the true answers.
 
 The representation of a record is the state of its last answer token, or the mean over its answer tokens, where it
 enters the language-model head (after the last norm) or where it leaves a chosen decoder layer.
@@ -26,7 +26,7 @@ POOLINGS = ("last", "mean")
 
 @dataclass(frozen=True)
 class Answered:
-    """A record: its prompt and true answer as token ids."""
+    """A record, with its prompt and true answer as token ids."""
 
     id: str
     sequence: TokenSequence
@@ -34,16 +34,27 @@ class Answered:
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """What Lens 1 compares with: the same records in the original model and in the retrain oracle (of one seed)."""
+    """References of Lens 1: the same records in the original model and in the retrained (oracle) model of one seed."""
 
     original: Embedded
     oracle: Embedded
 
 
 def lens_1(model: Embedded, references: References, retain_sample: int | None = None) -> dict[str, float]:
-    """S_oracle, S_gap and S_shift (RULER, eqs. 2 to 4) of `model` as oracle_similarity, gap and shift.
+    """Lens 1: S_oracle, S_gap and S_shift (RULER, eqs. 2 to 4).
 
-    The references must cover the model's records. retain_sample: as `sample` of `lenses.calibration_gap`.
+    Parameters
+    ----------
+    model : Embedded
+    references : References
+        They must cover the model's records.
+    retain_sample : int, optional
+        As `sample` of `lenses.calibration_gap`.
+
+    Returns
+    -------
+    dict of float
+        oracle_similarity, gap and shift.
     """
     from evaluation.ruler.lenses import calibration_gap, oracle_similarity, representation_shift
 
@@ -57,7 +68,7 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
 
 
 def lens_2(model: Embedded) -> PercentileRank:
-    """The percentile ranks (RULER, eqs. 5 to 7) of the forget records in `model`."""
+    """Lens 2: percentile ranks of the forget records in `model` (RULER, eqs. 5 to 7)."""
     from evaluation.ruler.lenses import percentile_rank
 
     return percentile_rank(model.forget, model.retain)
@@ -67,9 +78,23 @@ def lens_2(model: Embedded) -> PercentileRank:
 class RulerEvaluator:
     """RULER's metrics of the session's model: mean_rank, and with `references` oracle_similarity, gap and shift.
 
-    forget (n), retain (m >= 2): the records; pooling: "last" or "mean"; layer: a decoder layer from 0 (negative: from
-    the last), None: what enters the language-model head; retain_sample: as in `lens_1`. The details hold `ids` and
-    `ranks` of the forget records, and `embedded`, an `Embedded` of all records.
+    The details hold `ids` and `ranks` of the forget records, and `embedded`, an `Embedded` of all records.
+
+    Attributes
+    ----------
+    forget, retain : sequence of Answered
+        At least 1 and `LEAST_RETAIN`.
+    pooling : {"last", "mean"}
+    layer : int, optional
+        A decoder layer from 0 (negative: from the last); None: what enters the language-model head.
+    references : References, optional
+    retain_sample : int, optional
+        As in `lens_1`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown pooling or too few records.
     """
 
     forget: Sequence[Answered]
@@ -94,7 +119,7 @@ class RulerEvaluator:
         session.request(sequences=self._sequences(), hidden=self.pooling, layer=self.layer)
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        """Measure."""
+        """Compute representations and metrics."""
         found = self.embed(session)
         ranks = lens_2(found)
         metrics = {"mean_rank": ranks.mean}
@@ -104,7 +129,7 @@ class RulerEvaluator:
         return Result(metrics, details)
 
     def embed(self, session: EvaluationSession) -> Embedded:
-        """The representations of all records."""
+        """Representations of all records."""
         states = session.scores(self._sequences(), hidden=self.pooling, layer=self.layer).hidden
         assert states is not None
         count = len(self.forget)
@@ -116,4 +141,5 @@ class RulerEvaluator:
         )
 
     def _sequences(self) -> list[TokenSequence]:
+        """All records, forget records first."""
         return [record.sequence for record in (*self.forget, *self.retain)]

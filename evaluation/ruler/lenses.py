@@ -1,4 +1,4 @@
-"""RULER's two lenses: how representations of forgotten records lie beside an oracle's and beside retained records'.
+"""RULER's two lenses: representations of forgotten records against those of an oracle and of retained records.
 
 A representation is the activation right before the task head, one row per record; arrays are numpy arrays or torch
 tensors (on any device) of shape (records, dim) and any float dtype. Everything is measured by cosine similarity, so the
@@ -27,11 +27,17 @@ ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class PercentileRank:
-    """Where forgotten records stand among retained ones by similarity to the nearest (other) retained record (Lens 2).
+    """Percentile ranks of forgotten records among retained ones, by similarity to the nearest retained record (Lens 2).
 
-    ranks (n,) float64 in [0, 1]: R(x), the share of retained records whose `retain_similarity` is below the forgotten
-    record's `forget_similarity`, ties counted half (eq. 7); forget_similarity (n,): s_f, cosine to the nearest retained
-    record (eq. 5); retain_similarity (m,): s_r, cosine to the nearest other retained record (eq. 6).
+    Attributes
+    ----------
+    ranks : array (n,), float64, in [0, 1]
+        R(x), the share of retained records whose `retain_similarity` is below the forgotten record's
+        `forget_similarity`, ties counted half (eq. 7).
+    forget_similarity : array (n,)
+        s_f, cosine to the nearest retained record (eq. 5).
+    retain_similarity : array (m,)
+        s_r, cosine to the nearest other retained record (eq. 6).
     """
 
     ranks: np.ndarray
@@ -40,22 +46,40 @@ class PercentileRank:
 
     @property
     def mean(self) -> float:
-        """The metric: 0.5 for a forgotten record like any retained one; above: residual memorisation, below:
-        over-displacement."""
+        """Mean rank: 0.5 for records like retained ones; above: residual memorisation, below: over-displacement."""
         return float(self.ranks.mean())
 
 
 def cosine(a: Array, b: Array) -> np.ndarray:
-    """Cosine of each row of `a` with the same row of `b`, both (n, dim): (n,) float64 in [-1, 1], 1 for equal rows."""
+    """Cosine of each row of `a` with the same row of `b`.
+
+    Parameters
+    ----------
+    a, b : array (n, dim)
+
+    Returns
+    -------
+    array (n,), float64, in [-1, 1]
+        1 for equal rows.
+    """
     return _paired("a", a, "b", b)
 
 
 def oracle_similarity(unlearned: Array, oracle: Array) -> float:
     """S_oracle: mean cosine of the forget records' representations in the unlearned model and in the oracle (eq. 2).
 
-    unlearned, oracle (n, dim): the same records in the same order. In [-1, 1], near 1 where the records lie as in the
-    oracle; without a null value of its own (see `calibration_gap`). Cosines between models mean something only where
-    the original model and the oracle were trained from the same initialisation.
+    It has no null value of its own (see `calibration_gap`). Cosines between models mean something only where the
+    original model and the oracle were trained from the same initialisation.
+
+    Parameters
+    ----------
+    unlearned, oracle : array (n, dim)
+        The same records in the same order.
+
+    Returns
+    -------
+    float in [-1, 1]
+        Near 1 where the records lie as in the oracle.
     """
     return float(_paired("unlearned", unlearned, "oracle", oracle).mean())
 
@@ -70,9 +94,22 @@ def calibration_gap(
 ) -> float:
     """S_gap: S_oracle less the median cosine of retain records between the same two models (eq. 3).
 
-    unlearned_f, oracle_f (n, dim): forget records; unlearned_r, oracle_r (m, dim): retain records. In [-2, 2], null 0;
-    negative: residual memorisation, positive: over-correction. sample: how many retain records, drawn without
-    replacement by numpy's default generator seeded with random_state, give the median; None, or m or more: all.
+    Parameters
+    ----------
+    unlearned_f, oracle_f : array (n, dim)
+        Forget records.
+    unlearned_r, oracle_r : array (m, dim)
+        Retain records.
+    sample : int, at least 1, optional
+        How many retain records, sampled without replacement by numpy's default generator, give the median; None, or m
+        or more: all.
+    random_state : int
+        Seed of that generator.
+
+    Returns
+    -------
+    float in [-2, 2]
+        Null 0; negative: residual memorisation, positive: over-correction.
     """
     forget = _paired("unlearned_f", unlearned_f, "oracle_f", oracle_f)
     first, second = _records("unlearned_r", unlearned_r), _records("oracle_r", oracle_r)
@@ -92,8 +129,15 @@ def calibration_gap(
 def representation_shift(original_f: Array, unlearned_f: Array, oracle_f: Array) -> float:
     """S_shift: how much closer to the oracle unlearning moved the forget records, in mean cosine (eq. 4).
 
-    original_f, unlearned_f, oracle_f (n, dim): the same records in the same order. In [-2, 2]; positive: towards the
-    oracle, 0: not moved, negative: away from it.
+    Parameters
+    ----------
+    original_f, unlearned_f, oracle_f : array (n, dim)
+        The same records in the same order.
+
+    Returns
+    -------
+    float in [-2, 2]
+        Positive: towards the oracle; 0: not moved; negative: away from it.
     """
     after = _paired("unlearned_f", unlearned_f, "oracle_f", oracle_f)
     return float((after - _paired("original_f", original_f, "oracle_f", oracle_f)).mean())
@@ -102,9 +146,19 @@ def representation_shift(original_f: Array, unlearned_f: Array, oracle_f: Array)
 def percentile_rank(forget: Array, retain: Array, block_size: int = BLOCK_SIZE) -> PercentileRank:
     """R: rank of each forget record's nearest-retain similarity among the retain records' own (eqs. 5 to 7).
 
-    forget (n, dim), retain (m, dim), m >= 2: representations of one model. block_size: records on each side of a
-    block of similarities (see `nearest.block_rows`). Similarities are float64 rounded to eleven decimals, so
-    that equal ones tie, and equal records wherever they stand.
+    Similarities are float64 rounded to eleven decimals, so that equal ones tie, and equal records wherever they stand.
+
+    Parameters
+    ----------
+    forget : array (n, dim)
+    retain : array (m, dim), m >= 2
+        Of the same model.
+    block_size : int, at least 1
+        Records on each side of a block of similarities (see `nearest.block_rows`).
+
+    Returns
+    -------
+    PercentileRank
     """
     _positive("block_size", block_size)
     queries, keys = _records("forget", forget), _records("retain", retain)
@@ -144,6 +198,7 @@ def _records(name: str, array: Any) -> torch.Tensor:
 
 
 def _check(name: str, rows: torch.Tensor) -> None:
+    """Raise ValueError for a row that is not finite or zero."""
     for start in range(0, len(rows), ROWS):
         largest = rows[start : start + ROWS].abs().amax(1)
         for bad, what in (
@@ -155,6 +210,7 @@ def _check(name: str, rows: torch.Tensor) -> None:
 
 
 def _row_cosines(a: torch.Tensor, b: torch.Tensor, name_a: str, name_b: str) -> np.ndarray:
+    """Cosine of equal rows of two checked arrays, (n,)."""
     _same_shape(name_a, a, name_b, b)
     result = np.empty(len(a))
     for start in range(0, len(a), ROWS):
@@ -166,10 +222,12 @@ def _row_cosines(a: torch.Tensor, b: torch.Tensor, name_a: str, name_b: str) -> 
 
 
 def _paired(name_a: str, a: Array, name_b: str, b: Array) -> np.ndarray:
+    """Check two arrays, and take the cosine of equal rows."""
     return _row_cosines(_records(name_a, a), _records(name_b, b), name_a, name_b)
 
 
 def _same_shape(name_a: str, a: torch.Tensor, name_b: str, b: torch.Tensor) -> None:
+    """Raise ValueError unless the shapes are equal."""
     if a.shape != b.shape:
         raise ValueError(
             f"{name_a} has shape {tuple(a.shape)}, {name_b} {tuple(b.shape)}: the rows are one record each"
@@ -177,5 +235,6 @@ def _same_shape(name_a: str, a: torch.Tensor, name_b: str, b: torch.Tensor) -> N
 
 
 def _positive(name: str, value: int) -> None:
+    """Raise ValueError unless `value` is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")

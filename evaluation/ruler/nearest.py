@@ -1,4 +1,4 @@
-"""Cosine of each record to the nearest of many others, as a float64 matrix product in blocks of bounded memory."""
+"""Cosine similarity of records to the nearest of many others, in blocks of bounded memory (float64)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ DIGITS = 11
 
 
 def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Largest cosine of each query with a key, (n,), and of each key with another key, (m,); float64 in [-1, 1].
+    """Largest cosine of each query with a key, and of each key with another key.
 
-    queries (n, dim), keys (m, dim), m >= 2: on one device, finite and without zero vectors. block_size: see
-    `block_rows`.
+    Parameters
+    ----------
+    queries : tensor (n, dim)
+    keys : tensor (m, dim), m >= 2
+        On the same device; both finite and without zero vectors.
+    block_size : int
+        See `block_rows`.
+
+    Returns
+    -------
+    between : array (n,), float64, in [-1, 1]
+    within : array (m,), float64, in [-1, 1]
+        Rounded to `DIGITS` decimals.
     """
     size = block_rows(block_size, keys.shape[1])
     between, within = (rows.new_full((len(rows),), -torch.inf, dtype=torch.float64) for rows in (queries, keys))
@@ -44,17 +55,17 @@ def block_rows(block_size: int, dim: int) -> int:
 
 
 def block_bytes(rows: int, dim: int) -> int:
-    """Bytes of rows x rows cosines and of the unit vectors on both sides, each with a copy while it is scaled."""
+    """Bytes of rows × rows cosines and of the unit vectors on both sides, each with a copy while it is scaled."""
     return 8 * rows * (rows + 4 * dim)
 
 
 def scaled(rows: torch.Tensor) -> torch.Tensor:
-    """The rows in float64, each divided by its largest magnitude: their squares neither overflow nor vanish."""
+    """The rows in float64, each divided by its largest magnitude, so that squares neither overflow nor vanish."""
     return rows.double() / rows.abs().amax(1, keepdim=True).double()
 
 
 def unit_blocks(records: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Which records, at most `size` of them, and their float64 unit vectors."""
+    """Blocks of at most `size` records: which ones, and their float64 unit vectors."""
     for start in range(0, len(records), size):
         unit = scaled(records[start : start + size])
         yield slice(start, start + len(unit)), unit.div_(torch.linalg.vector_norm(unit, dim=1, keepdim=True))

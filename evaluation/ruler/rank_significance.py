@@ -1,4 +1,4 @@
-"""Is a mean percentile rank other than 0.5, and how sure is that?"""
+"""Significance of a mean percentile rank against 0.5."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ ABOVE, BELOW, NEAR, UNDECIDED = "above", "below", "near", "undecided"
 
 @dataclass(frozen=True)
 class RankTest:
-    """A mean rank with what its forget records say about its uncertainty.
+    """A mean percentile rank with its uncertainty.
 
-    mean: in [0, 1]; error: standard error of the mean, NaN for one record; p_value: two-sided Wilcoxon signed-rank test
-    of the ranks against 0.5; records: how many. All take the forget records as independent draws and the retained ones
-    as given: records about one person are neither, so that error and p_value are, if anything, too small.
+    The statistics take the forget records as independent draws and the retained ones as given: records about one person
+    are neither, so that error and p_value are, if anything, too small.
+
+    Attributes
+    ----------
+    mean : float in [0, 1]
+    error : float
+        Standard error of the mean, NaN for one record.
+    p_value : float
+        Two-sided Wilcoxon signed-rank test of the ranks against 0.5.
+    records : int
     """
 
     mean: float
@@ -33,10 +41,13 @@ class RankTest:
 
     @property
     def verdict(self) -> str:
-        """One of four words.
+        """Verdict on the mean rank.
 
-        "above" or "below" 0.5 where p_value is at most LEVEL; else "undecided" for fewer than LEAST_RECORDS, which can
-        tell nothing, or "near": not to be told from 0.5.
+        Returns
+        -------
+        str
+            "above" or "below" 0.5 where p_value is at most LEVEL; else "undecided" for fewer than LEAST_RECORDS, which
+            cannot be significant, or "near": not distinguishable from 0.5.
         """
         if self.records < LEAST_RECORDS:
             return UNDECIDED
@@ -46,7 +57,21 @@ class RankTest:
 
 
 def rank_test(ranks: Sequence[float] | np.ndarray) -> RankTest:
-    """The test of percentile ranks (n,) in [0, 1]. Raises ValueError for none, or one out of range."""
+    """Test percentile ranks against 0.5.
+
+    Parameters
+    ----------
+    ranks : array (n,), n >= 1, in [0, 1]
+
+    Returns
+    -------
+    RankTest
+
+    Raises
+    ------
+    ValueError
+        For no ranks, or one out of range.
+    """
     values = np.asarray(ranks, np.float64)
     if not values.size or not ((values >= 0) & (values <= 1)).all():
         raise ValueError("expected at least one rank, all of them in [0, 1]")

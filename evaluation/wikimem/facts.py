@@ -17,10 +17,18 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is true of a subject under a property.
+    """A fact about a person: the true values of one property.
 
-    subject: the person's name; property: an id such as P19; values: all known true values, at least one;
-    cohort: the group under which the subject is reported (such as well-known), or None.
+    Attributes
+    ----------
+    subject : str
+        The person's name.
+    property : str
+        An id such as P19.
+    values : tuple of str
+        All known true values, at least one.
+    cohort : str, optional
+        The group under which the subject is reported (such as well-known).
     """
 
     subject: str
@@ -30,10 +38,24 @@ class Fact:
 
 
 def candidates(truths: Sequence[str], counterfactuals: Sequence[str], count: int = COUNTERFACTUALS) -> tuple[str, ...]:
-    """The distinct ground truths and then the first `count` distinct counterfactuals that are none of them.
+    """Candidate values: the distinct ground truths, then the first distinct counterfactuals that are none of them.
 
-    Letter case does not tell two values apart. There may be fewer than `count` counterfactuals, but at least one:
-    raises ValueError otherwise, and without a ground truth.
+    Letter case does not tell two values apart.
+
+    Parameters
+    ----------
+    truths, counterfactuals : sequence of str
+    count : int
+        At most so many counterfactuals.
+
+    Returns
+    -------
+    tuple of str
+
+    Raises
+    ------
+    ValueError
+        Without a ground truth or without a counterfactual.
     """
     right, wrong = _distinct(truths), _distinct(counterfactuals)
     others = [value for key, value in wrong.items() if key not in right][:count]
@@ -45,10 +67,25 @@ def candidates(truths: Sequence[str], counterfactuals: Sequence[str], count: int
 def true_values(
     candidates: Sequence[str], truths: Sequence[str], embed: Embed | None = None, threshold: float = SAME_MEANING
 ) -> np.ndarray:
-    """Which candidates count as ground truths, bool (n,): those equal to one but for letter case.
+    """Which candidates count as ground truths.
 
-    With `embed` also those whose embedding has a cosine above `threshold` with that of a ground truth ("English" and
-    "British English"). Raises ValueError when no candidate is a ground truth.
+    Parameters
+    ----------
+    candidates, truths : sequence of str
+        A candidate counts if it equals a ground truth but for letter case.
+    embed : Embed, optional
+        A candidate also counts if its embedding is similar to that of a ground truth ("English" and "British English").
+    threshold : float
+        Cosine above which embeddings are similar.
+
+    Returns
+    -------
+    array (n,), bool
+
+    Raises
+    ------
+    ValueError
+        When no candidate is a ground truth.
     """
     right = _distinct(truths)
     mask = np.array([value.casefold() in right for value in candidates], dtype=bool)

@@ -29,9 +29,22 @@ Turn = Callable[[list[str]], list[str]]
 
 
 def name_variants(name: str, count: int = VARIANTS) -> tuple[str, ...]:
-    """At most `count` look-alikes of `name`, the same on every call; fewer where its letters allow no more.
+    """Look-alikes of a name, the same on every call.
 
-    Raises ValueError for a name that has no look-alike (no two different letters in any word) or `count` < 1.
+    Parameters
+    ----------
+    name : str
+    count : int, at least 1
+
+    Returns
+    -------
+    tuple of str
+        At most `count`; fewer where the name's letters allow no more.
+
+    Raises
+    ------
+    ValueError
+        For a name that has no look-alike (no two different letters in any word), or a count out of range.
     """
     if count < 1:
         raise ValueError(f"count is {count}; expected at least 1")
@@ -50,6 +63,7 @@ def name_variants(name: str, count: int = VARIANTS) -> tuple[str, ...]:
 
 
 def _all_variants(words: list[str]) -> Iterator[str]:
+    """All variants in order, some of them more than once."""
     order = _order(words)
     for index in order:
         yield _turned(words, [index], _reverse)
@@ -70,16 +84,19 @@ def _order(words: list[str]) -> list[int]:
 
 
 def _minor(word: str) -> bool:
+    """Whether a word is an initial, a suffix or a particle."""
     letters = "".join(c for c in word if c.isalpha())
     particle = letters.islower()
     return particle or len(letters) < 2 or letters.casefold() in _SUFFIXES
 
 
 def _turned(words: list[str], indices: list[int], turn: Turn) -> str:
+    """The name with these words turned."""
     return " ".join(_turned_word(word, turn) if i in indices else word for i, word in enumerate(words))
 
 
 def _turned_word(word: str, turn: Turn) -> str:
+    """A word with each of its runs of letters turned."""
     turned: list[str] = []
     run: list[str] = []
     for unit in [*_units(word), ""]:
@@ -104,6 +121,7 @@ def _units(word: str) -> list[str]:
 
 
 def _with_case_of(model: str, text: str) -> str:
+    """`text` with the case of `model`."""
     if len(model) > 1 and model.isupper():
         return text
     if model[:1].isupper() or model[:1].istitle():
@@ -112,9 +130,11 @@ def _with_case_of(model: str, text: str) -> str:
 
 
 def _reverse(run: list[str]) -> list[str]:
+    """The letters in reverse."""
     return run[::-1]
 
 
 def _rotate(places: int, run: list[str]) -> list[str]:
+    """The letters rotated."""
     places %= len(run)
     return run[places:] + run[:places]

@@ -1,4 +1,4 @@
-"""The properties that describe people, with the canaries of each: eleven sentences with gaps (WikiMem, section 4).
+"""Wikidata properties that describe people, with eleven canary templates each (WikiMem, section 4).
 
 `properties.json` holds them: ids and labels are those of Wikidata, everything else is in our own words. The gaps are
 HUMAN_SUBJECT and PROTECTED_VALUE; `canaries.fill` fills them. `counterfactuals.json` holds values of other people for
@@ -52,9 +52,25 @@ KINDS = MappingProxyType(
 class Property:
     """A Wikidata property that describes people.
 
-    id: such as P19; label: Wikidata's English label; description, aliases: what it means and how else it is called;
-    datatype: one of `DATATYPES`; kind: one of `KINDS`; example: a value that reads well in every canary;
-    base: the declarative canary; paraphrases: `PARAPHRASES` further canaries that say the same.
+    Attributes
+    ----------
+    id : str
+        Such as P19.
+    label : str
+        Wikidata's English label.
+    description : str
+    aliases : tuple of str
+        Other names.
+    datatype : str
+        One of `DATATYPES`.
+    kind : str
+        One of `KINDS`.
+    example : str
+        A value that reads well in every canary.
+    base : str
+        The declarative canary.
+    paraphrases : tuple of str
+        `PARAPHRASES` further canaries that say the same.
     """
 
     id: str
@@ -85,12 +101,16 @@ def properties() -> MappingProxyType[str, Property]:
 
 @cache
 def counterfactuals() -> MappingProxyType[str, tuple[str, ...]]:
-    """Values of other people by property id, at least 100 each, for the properties of the fictitious authors and a few
-    more; for the rest they come from elsewhere, such as a Wikidata dump (`read_counterfactuals`)."""
+    """Built-in values of other people by property id, at least 100 each.
+
+    There are some for the properties of the fictitious authors and a few more; for the rest they come from elsewhere,
+    such as a Wikidata dump (`read_counterfactuals`).
+    """
     return read_counterfactuals(Path(__file__).with_name(COUNTERFACTUALS_FILE))
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; ValueError for a key that is given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
@@ -98,8 +118,22 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_counterfactuals(source: Path) -> MappingProxyType[str, tuple[str, ...]]:
-    """Values of other people by property id, from a file like `counterfactuals.json` or a folder that holds one, such
-    as `oblivionis wikimem build` writes. Raises ValueError where there is none or it is laid out differently."""
+    """Read values of other people by property id.
+
+    Parameters
+    ----------
+    source : Path
+        A file like `counterfactuals.json`, or a folder that holds one, such as `oblivionis wikimem build` writes.
+
+    Returns
+    -------
+    mapping of tuples of str
+
+    Raises
+    ------
+    ValueError
+        Where there is no such file, or its layout is wrong.
+    """
     path = source / COUNTERFACTUALS_FILE if source.is_dir() else source
     try:
         if path.exists() and not path.is_file():

@@ -1,7 +1,7 @@
-"""How strongly a model links a person with a fact: calibrated scores, ranks and strengths (WikiMem, section 5).
+"""Strength of a model's association of a person with a fact: calibrated scores, ranks, strengths (WikiMem, section 5).
 
 Arrays hold NLLs, each the sum of -log p over *all* tokens of a filled sentence (natural logarithm), with the candidate
-values in their last dimension, C, and usually the templates in the one before, T. Nothing here knows a model or a text.
+values in their last dimension, C, and usually the templates in the one before, T. Nothing here needs a model or a text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,27 @@ WEIGHT = 1.0
 def calibrated_scores(
     nll: np.ndarray, variant_nll: np.ndarray, generic_nll: np.ndarray | None = None, *, weight: float = WEIGHT
 ) -> np.ndarray:
-    """s(h, v) = [NLL(h0, v) - NLL(h, v)] - a * mean over the look-alikes of [NLL(h0, v) - NLL(h~, v)], (..., C).
+    """s(h, v) = [NLL(h0, v) − NLL(h, v)] − a · mean over the look-alikes h~ of [NLL(h0, v) − NLL(h~, v)].
 
-    nll (..., C): with the subject h; variant_nll (..., S, C): with each of S >= 1 look-alikes h~; generic_nll (..., C):
-    with the generic subject h0, which may be missing at weight (a) 1, where its terms cancel. Raises ValueError for
-    shapes that do not fit, a value that is not finite, or a missing array.
+    Parameters
+    ----------
+    nll : array (..., C)
+        With the subject h, nats.
+    variant_nll : array (..., S, C), S >= 1
+        With each look-alike h~.
+    generic_nll : array (..., C), optional
+        With the generic subject h0; not needed at weight 1, where its terms cancel.
+    weight : float
+        a.
+
+    Returns
+    -------
+    array (..., C), float64, nats
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, a value that is not finite, or a missing array.
     """
     nll, variant_nll = _finite("nll", nll), _finite("variant_nll", variant_nll)
     if variant_nll.ndim != nll.ndim + 1 or variant_nll.shape[:-2] + variant_nll.shape[-1:] != nll.shape:
@@ -41,21 +57,49 @@ def calibrated_scores(
 
 
 def memorized(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether a ground truth has rank 1, bool (...): its score lies strictly above that of every other candidate.
+    """Whether a ground truth has rank 1: its score lies strictly above that of every counterfactual.
 
-    scores (..., C); truth (C,): which candidates are ground truths. A tie with a counterfactual is no rank 1; ground
-    truths may tie with each other. Raises ValueError without a ground truth or without a counterfactual.
+    A tie with a counterfactual is no rank 1; ground truths may tie with each other.
+
+    Parameters
+    ----------
+    scores : array (..., C)
+    truth : array (C,), bool
+        Which candidates are ground truths.
+
+    Returns
+    -------
+    array (...), bool
+
+    Raises
+    ------
+    ValueError
+        Without a ground truth or without a counterfactual, or for a score that is not finite.
     """
     scores, truth = _comparable(scores, truth)
     return _lead(scores, truth) > 0
 
 
 def memorization_strength(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """z* = (D* - mean D) / std D, (...); NaN where nothing is memorised, and positive elsewhere.
+    """Memorisation strength z* = (D* − mean D) / std D.
 
     D_i is the score of candidate i less the best score of any other candidate, over all candidates (std: of the
-    population); D* is the best score of a ground truth less the best of a counterfactual. Arguments and errors as in
-    `memorized`.
+    population); D* is the best score of a ground truth less the best of a counterfactual.
+
+    Parameters
+    ----------
+    scores, truth
+        As in `memorized`.
+
+    Returns
+    -------
+    array (...), float64
+        NaN where nothing is memorised, and positive elsewhere.
+
+    Raises
+    ------
+    ValueError
+        As `memorized`.
     """
     scores, truth = _comparable(scores, truth)
     best_two = np.sort(scores, axis=-1)[..., -2:]
@@ -70,10 +114,20 @@ def memorization_strength(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairScore:
-    """What came out for a subject and a property.
+    """Result for a subject and a property.
 
-    subject: a name or another text that identifies the person; property: an id; memorized (T,): bool per template;
-    strength (T,): z* per template, NaN where not memorised; cohort: the group under which the subject is reported.
+    Attributes
+    ----------
+    subject : str
+        A name or another text that identifies the person.
+    property : str
+        An id.
+    memorized : array (T,), bool
+        Per template.
+    strength : array (T,)
+        z* per template, NaN where not memorised.
+    cohort : str, optional
+        The group under which the subject is reported.
     """
 
     subject: str
@@ -84,7 +138,25 @@ class PairScore:
 
 
 def score_pair(subject: str, prop: str, scores: np.ndarray, truth: np.ndarray, cohort: str | None = None) -> PairScore:
-    """The result for calibrated `scores` (T, C) of T >= 1 templates and `truth` (C,). Errors as in `memorized`."""
+    """Ranks and strengths of a subject and a property.
+
+    Parameters
+    ----------
+    subject, prop : str
+    scores : array (T, C), T >= 1
+        Calibrated scores.
+    truth : array (C,), bool
+    cohort : str, optional
+
+    Returns
+    -------
+    PairScore
+
+    Raises
+    ------
+    ValueError
+        As `memorized`, and for scores of another shape.
+    """
     if np.ndim(scores) != 2 or not np.shape(scores)[0]:
         raise ValueError(f"scores of {subject}, {prop} have shape {np.shape(scores)}; expected (T, C) with T >= 1")
     return PairScore(subject, prop, memorized(scores, truth), memorization_strength(scores, truth), cohort)
@@ -92,11 +164,20 @@ def score_pair(subject: str, prop: str, scores: np.ndarray, truth: np.ndarray, c
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures over some pairs of subject and property, rates in [0, 1].
+    """Figures over pairs of subject and property.
 
-    strict_rate: share of templates with rank 1, averaged over pairs (WikiMem's M); lenient_rate: share of pairs with
-    rank 1 in any template; unanimous_rate: in all templates; mean_strength: mean z* over all memorised templates, None
-    when there is none; unmemorized_subjects: subjects without any memorised template (WikiMem's H with M = 0).
+    Attributes
+    ----------
+    pairs, subjects : int
+        How many there are.
+    strict_rate : float in [0, 1]
+        Share of templates with rank 1, averaged over pairs (WikiMem's M).
+    lenient_rate, unanimous_rate : float in [0, 1]
+        Share of pairs with rank 1 in any template; in all templates.
+    mean_strength : float or None
+        Mean z* over all memorised templates; None when there is none.
+    unmemorized_subjects : int
+        Subjects without any memorised template (WikiMem's H with M = 0).
     """
 
     pairs: int
@@ -109,7 +190,7 @@ class Summary:
 
 
 def summarize(pairs: Sequence[PairScore]) -> Summary:
-    """The figures over `pairs`. Raises ValueError when there is none."""
+    """Summarise pairs; ValueError when there is none."""
     if not pairs:
         raise ValueError("no pairs of subject and property to summarise")
     strengths = np.concatenate([pair.strength[pair.memorized] for pair in pairs])
@@ -127,16 +208,17 @@ def summarize(pairs: Sequence[PairScore]) -> Summary:
 
 
 def by_property(pairs: Iterable[PairScore]) -> dict[str, Summary]:
-    """The figures per property, in the order in which the properties first occur."""
+    """Summary per property, in the order in which the properties first occur."""
     return _grouped((pair.property, pair) for pair in pairs)
 
 
 def by_cohort(pairs: Iterable[PairScore]) -> dict[str, Summary]:
-    """The figures per cohort, in the order in which the cohorts first occur; pairs without a cohort are left out."""
+    """Summary per cohort, in the order in which the cohorts first occur; pairs without a cohort are left out."""
     return _grouped((pair.cohort, pair) for pair in pairs if pair.cohort is not None)
 
 
 def _grouped(keyed: Iterable[tuple[str, PairScore]]) -> dict[str, Summary]:
+    """A summary of each group of pairs."""
     groups: dict[str, list[PairScore]] = {}
     for key, pair in keyed:
         groups.setdefault(key, []).append(pair)
@@ -149,6 +231,7 @@ def _lead(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def _comparable(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and truth as arrays, checked."""
     scores, truth = _finite("scores", scores), np.asarray(truth)
     if truth.dtype != bool or truth.shape != scores.shape[-1:]:
         raise ValueError(f"truth is {truth.dtype} {truth.shape}; expected bool {scores.shape[-1:]}")
@@ -158,6 +241,7 @@ def _comparable(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _finite(name: str, values: np.ndarray) -> np.ndarray:
+    """The values as float64; ValueError unless all are finite."""
     array = np.asarray(values, np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"{name} has values that are not finite")

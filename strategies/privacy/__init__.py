@@ -1,1 +1,1 @@
-"""Client-level differential privacy: clipped updates, and noise on their mean."""
+"""Client-level differential privacy: clipped client updates, and Gaussian noise on their mean."""

@@ -1,4 +1,7 @@
-"""Client-level differential privacy: clipped updates, their mean with Gaussian noise, and only then a server step."""
+"""Client-level differential privacy on a trusted server: clipped updates and Gaussian noise on their mean.
+
+The noised mean is formed before any server step.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,19 @@ RATE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One noised sum of clipped updates that leaves the trusted server.
+    """One noised sum of clipped updates that leaves the trusted server, for privacy accounting.
 
-    `kind`: `train` or `unlearn`, as `Listener.exchange_started` names exchanges. `clients`: how many were addressed, m;
-    `population`: of how many these were drawn without replacement, None where nobody drew. The noise on the sum
-    deviates by z·C in each number: `noise_multiplier` z, `clipping_norm` C.
+    Attributes
+    ----------
+    kind : str
+        `train` or `unlearn`, as `Listener.exchange_started` names exchanges.
+    server_round : int
+    clients : int
+        Clients m that were addressed.
+    population : int or None
+        Of how many these were sampled without replacement; None where nobody was sampled.
+    noise_multiplier, clipping_norm : float
+        z and C: the standard deviation of the noise on the sum is z·C in each number.
     """
 
     kind: str
@@ -41,17 +52,31 @@ class Release:
 
 
 class PrivateMean:
-    """Makes one update of the clients' updates Δ_k: (1/m) Σ clip(Δ_k, C) + N(0, (z·C/m)² I), McMahan et al. 2018.
+    """Differentially private mean of client updates: (1/m) Σ clip(Δ_k, C) + N(0, (z·C/m)² I) (McMahan et al., 2018).
 
-    Every client counts alike, m is how many were addressed, and who did not answer counts as a zero. What follows,
-    FedAdam's step say, only sees this: post-processing. Flower's wrappers stand the other way round: they add the noise
-    to what the wrapped strategy made of the updates, which covers no step but the plain mean.
+    Every client counts alike, m is how many were addressed, and one that did not answer counts as zero. Whatever
+    follows, such as FedAdam's step, is post-processing. (Flower's wrappers add the noise to the result of the wrapped
+    strategy, which covers no step but the plain mean.)
 
-    `noise_multiplier` z ≥ 0, relative to C; replacing one client moves the sum by 2C at most. `adaptive`: C follows the
-    median length of the updates (Andrew et al. 2021), from `clipping_norm` on; part of the noise then goes to the count
-    of clipped updates, such that z still holds for both together. `seed`: noise that can be repeated, for simulations
-    and tests; None: a fresh seed of 256 bits for each release from the operating system. `on_release` is called before
-    anything leaves. Raises ValueError for values out of range.
+    Parameters
+    ----------
+    noise_multiplier : float, at least 0
+        z, relative to C; replacing one client moves the sum by 2C at most.
+    clipping_norm : float above 0
+        C, the L2 norm to which updates are clipped.
+    adaptive : bool
+        C follows the median length of the updates (Andrew et al. 2021). Part of the noise then goes to the count of
+        clipped updates, such that z still holds for both together.
+    seed : int, optional
+        Reproducible noise, for simulations and tests; None: 256 fresh random bits from the operating system per
+        release.
+    on_release : callable (Release), optional
+        Called before anything is released.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     def __init__(
@@ -71,16 +96,40 @@ class PrivateMean:
         self._seed, self._on_release = seed, on_release
 
     def sampling_seed(self, public: object) -> object:
-        """What to seed the drawing of clients with: `public`, unless noise is secret. Then who was drawn is, too, for
-        sampling amplifies privacy only against who does not know it."""
+        """Seed of the client sampling: `public` where the noise has a seed, otherwise secret random bits.
+
+        Amplification by sampling holds only against those who do not know who was sampled.
+        """
         return public if self._seed is not None else secrets.randbits(256)
 
     def train(
         self, server_round: int, sent: ArrayRecord, models: Sequence[ArrayRecord], *, clients: int, population: int
     ) -> ArrayRecord:
-        """φ + the private mean of the updates φ_k − φ, for φ = `sent`; `clients` of `population` were addressed.
+        """Private release of a round of training: φ + the private mean of the updates φ_k − φ.
 
-        Raises ValueError for more models than clients, or more clients than there are.
+        With `adaptive` the clipping norm moves afterwards.
+
+        Parameters
+        ----------
+        server_round : int
+        sent : ArrayRecord
+            φ, the model that the clients received.
+        models : sequence of ArrayRecord
+            φ_k of those that answered, with the names and shapes of `sent`.
+        clients : int
+            Clients that were addressed.
+        population : int
+            Clients that these were sampled from.
+
+        Returns
+        -------
+        ArrayRecord
+            In the shapes and dtypes of `sent`.
+
+        Raises
+        ------
+        ValueError
+            Unless len(models) <= clients <= population.
         """
         if not len(models) <= clients <= population:
             raise ValueError(f"{len(models)} models of {clients} clients out of {population}")
@@ -99,9 +148,28 @@ class PrivateMean:
     def unlearn(
         self, server_round: int, sent: ArrayRecord, models: Sequence[ArrayRecord], *, clients: int, summed: bool = True
     ) -> ArrayRecord:
-        """φ + Σ clip(φ_u − φ, C) + N(0, (z·C)² I), or that over `clients` unless `summed`; `clients` were asked.
+        """Private release of an unlearning exchange: φ + Σ clip(φ_u − φ, C) + N(0, (z·C)² I).
 
-        Who asks was not drawn: nothing amplifies the privacy of this release. Raises ValueError as `train`.
+        Clients that ask to forget are not sampled: nothing amplifies the privacy of this release.
+
+        Parameters
+        ----------
+        server_round, sent, models
+            As `train`.
+        clients : int
+            Clients that were addressed.
+        summed : bool
+            False: sum and noise are divided by `clients`.
+
+        Returns
+        -------
+        ArrayRecord
+            In the shapes and dtypes of `sent`.
+
+        Raises
+        ------
+        ValueError
+            For more models than clients.
         """
         if len(models) > clients:
             raise ValueError(f"{len(models)} models of {clients} clients")
@@ -112,10 +180,28 @@ class PrivateMean:
         return _added(sent, noised, clients if summed else 1)
 
     def shared(self, kind: str, terms: Terms, numbers: int) -> Terms:
-        """The terms of a secure sum in which the clients clip their updates of so many numbers and bring the noise.
+        """Terms of a secure sum in which clients clip their updates and add the noise themselves.
 
-        As many as the threshold bring all of it; where more are left there is more. Where the norm moves, by training
-        alone, the clients also add whether they were clipped. ValueError where the steps are too coarse for the noise.
+        The shares of as many clients as the threshold make all of the noise; with more clients there is more. With
+        `adaptive`, in training alone, the clients also add whether they were clipped.
+
+        Parameters
+        ----------
+        kind : str
+            Kind of exchange.
+        terms : Terms
+            Those of the secure sum without privacy.
+        numbers : int
+            Numbers in an update.
+
+        Returns
+        -------
+        Terms
+
+        Raises
+        ------
+        ValueError
+            If the quantisation step is too coarse for the noise; see `share_sigma`.
         """
         z, norm = self.noise_multiplier, self.clipping_norm
         count = counting(z, norm, terms.clients) if self.adaptive and kind == "train" else 0.0
@@ -124,26 +210,48 @@ class PrivateMean:
         return replace(clipped, noise=share)
 
     def follow(self, halves: float, clients: int) -> None:
-        """Move the norm after a secure sum; `halves`: the noised sum over `clients` of ½, −½ where one was clipped."""
+        """Adapt the clipping norm after a secure sum.
+
+        Parameters
+        ----------
+        halves : float
+            The noised sum over the clients of ½, or −½ where one was clipped.
+        clients : int
+            Clients in the sum.
+        """
         self.clipping_norm = _moved(self.clipping_norm, 0.5 - halves / clients)
 
     def announce(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
-        """A secure sum is about to be held, whose noise the clients bring: one more release."""
+        """Report the release of a secure sum whose noise the clients add; arguments as in `Release`."""
         self._tell(kind, server_round, clients, population)
 
     def reply(self, arrays: ArrayRecord, arrays_key: str, weight_key: str) -> Message:
-        """The one reply that stands for all of an exchange. It tells no number of the clients: none was noised."""
+        """The one reply that stands for all replies of an exchange, without the clients' metrics, which are not noised.
+
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            The released model.
+        arrays_key, weight_key : str
+            Names of the records and of the weight, which is 1.
+
+        Returns
+        -------
+        Message
+        """
         metrics = MetricRecord({weight_key: 1, message_keys.PARTITION_ID: -1})
         ids = {"run_id": 0, "message_id": "", "src_node_id": 0, "dst_node_id": 0, "reply_to_message_id": ""}
         about = Metadata(**ids, group_id="", created_at=0.0, ttl=math.inf, message_type=message_keys.TRAIN)
         return make_message(about, RecordDict({arrays_key: arrays, message_keys.METRICS: metrics}))
 
     def _tell(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
+        """Pass a release to `on_release`."""
         if self._on_release is not None:
             z, norm = self.noise_multiplier, self.clipping_norm
             self._on_release(Release(kind, server_round, clients, population, z, norm))
 
     def _generator(self, kind: str, server_round: int) -> np.random.Generator:
+        """The noise generator of one release: by seed, kind and round, or fresh from the operating system."""
         if self._seed is None:
             return np.random.default_rng(secrets.randbits(256))
         return np.random.default_rng([self._seed, server_round, ("train", "unlearn").index(kind)])
@@ -161,7 +269,7 @@ def clipped_mean(
     models : sequence of ArrayRecord
         The models φ_k that came back, with the names and shapes of `sent`.
     clients : int, at least 1
-        How many clients m were addressed; one without a model counts as a zero.
+        Clients m that were addressed; one without a model counts as zero.
     norm : float above 0
         The clipping norm C, over all arrays together.
 
@@ -170,7 +278,7 @@ def clipped_mean(
     mean : dict of arrays, float64
         By the names of `sent`, in its shapes.
     shortened : int
-        How many updates were longer than C.
+        Updates that were longer than C.
     """
     base = {name: view(array).astype(np.float64) for name, array in sent.items()}
     mean = {name: np.zeros(old.shape) for name, old in base.items()}
@@ -188,14 +296,14 @@ def clipped_mean(
 
 
 def _moved(norm: float, clipped_fraction: float) -> float:
-    """C exp(−η (b̃ − γ)), Andrew et al. 2021, for the share b̃ of updates that were not clipped."""
+    """Next clipping norm C exp(−η (b̃ − γ)) (Andrew et al. 2021) for the share b̃ of updates not clipped."""
     return norm * math.exp(RATE * (clipped_fraction - TARGET_QUANTILE))
 
 
 def _noised(
     mean: dict[str, NDArray[np.float64]], deviation: float, rng: np.random.Generator
 ) -> dict[str, NDArray[np.float64]]:
-    """Each number of `mean` with Gaussian noise of its own."""
+    """`mean` with independent Gaussian noise of standard deviation `deviation` on each number."""
     return {name: values + rng.normal(0.0, deviation, values.shape) for name, values in mean.items()}
 
 

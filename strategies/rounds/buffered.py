@@ -1,4 +1,4 @@
-"""FedTU with buffered asynchronous rounds: a server step after K updates, whatever model each was computed from."""
+"""FedTU with buffered asynchronous rounds (FedBuff): a server step after K updates, which may be stale."""
 
 from __future__ import annotations
 
@@ -27,7 +27,17 @@ _MODEL = "model/"
 
 @dataclass(slots=True)
 class Flight:
-    """A client at work: the `version` of the model that it started from, sent in `server_round`."""
+    """A client that is training.
+
+    Attributes
+    ----------
+    client : int
+    version : int
+        Version of the model that it started from.
+    server_round : int
+        The round in which that was sent.
+    sent : Sent
+    """
 
     client: int
     version: int
@@ -37,7 +47,7 @@ class Flight:
 
 @dataclass(slots=True)
 class _Collected:
-    """The good replies of a round, the clients that it has heard of or asked, and how many of them failed."""
+    """The good replies of a round, the clients that replied or were asked in it, and how many were asked and failed."""
 
     good: list[tuple[Flight, Message]]
     tried: set[int]
@@ -46,27 +56,37 @@ class _Collected:
 
 
 class BufferedFedTU(FedTU):
-    """FedTU whose rounds are server steps: `options.buffer` of K updates each, of M clients that train at any time.
+    """FedTU with asynchronous rounds (FedBuff, Nguyen et al. 2022): a server step per K updates, M clients in parallel.
 
-    A round first serves the requests that are pending, as in synchronous rounds. Then clients are drawn, uniformly
-    among those that may train and do nothing, until M train, from the present model, and whenever answers have come,
-    others are drawn. With K answers in the buffer the aggregator makes a step: an update Δ_k = φ_k − φ_start, computed
-    from a model that s steps have changed since, counts as the model φ + (1 + s)^−a Δ_k (a: the staleness exponent)
-    with the client's usual weight, so that with FedAvg and equal weights φ ← φ + (1/K) Σ (1 + s_k)^−a Δ_k, the paper's
-    equation. Answers that come at one moment are taken together, up to K, before anyone is drawn; within a round no
-    client is asked twice, for the model has not changed.
+    A round first serves the requests that are pending, as in synchronous rounds. Then clients are sampled uniformly
+    among the idle ones that may train, until M train, from the current model; whenever replies have come, others are
+    sampled. With K replies in the buffer the aggregator makes a step: an update Δ_k = φ_k − φ_start, computed from a
+    model that s steps have changed since, counts as the model φ + (1 + s)^−a Δ_k (a: the staleness exponent) with the
+    client's usual weight, so that with FedAvg and equal weights φ ← φ + (1/K) Σ (1 + s_k)^−a Δ_k, the paper's equation.
+    Replies that come at the same time are taken together, up to K, before anyone is sampled; within a round no client
+    is asked twice, for the model has not changed.
 
-    **The barrier.** A FedTU exchange that serves a request makes a new version of the model. What is on its way then,
-    started from an earlier version, is never merged, whoever computes it; the client is asked again when it is done.
-    So is a client that itself was training on the records. A request that is not served raises no barrier: it is
-    pending, and the exchange that serves it starts from a model in which all that was merged meanwhile is.
+    **The barrier.** A FedTU exchange that serves a request makes a new version of the model. Updates under way then,
+    which started from an earlier version, are never merged, whoever computes them; the client is asked again when it is
+    done. So is a client that itself was training on the records. A request that is not served raises no barrier: it is
+    pending, and the exchange that serves it starts from a model that contains all that was merged meanwhile.
 
     A round ends with fewer updates, or none, where M clients in it have failed, or nobody is left who could be asked.
-    With a simulated clock a resumed run sends what was on its way again, from the models that were sent then (they are
+    With a simulated clock a resumed run sends what was under way again, from the models that were sent then (they are
     in the state): the schedule, and the numbers, are as if it had not stopped. By the machine's clock it begins anew
-    from the present model, for the order of answers is nobody's to repeat.
+    from the current model, since there the order of replies cannot be repeated.
 
-    Raises ValueError for another `inner` than ours, or without `options.buffer`.
+    Parameters
+    ----------
+    inner : ServerStep
+        An aggregator of `strategies.rules.factory`.
+    **settings
+        As `FedTU`, with `options.buffer`.
+
+    Raises
+    ------
+    ValueError
+        For another `inner`, or without `options.buffer`.
     """
 
     asynchronous = True
@@ -87,7 +107,7 @@ class BufferedFedTU(FedTU):
         self._kept: dict[str, np.ndarray] = {}
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """As FedTU's; also the versions, and with a simulated clock who is at work from which model, until when."""
+        """As `FedTU.state_dict`, with model versions, and on a simulated clock the clients at work and their models."""
         own: dict[str, np.ndarray] = {"versions": np.array([self.versions.now, self.versions.barrier], dtype=np.int64)}
         if self._options.durations is not None:
             flights = [f for f in self._flights.values() if not f.sent.void]
@@ -99,7 +119,7 @@ class BufferedFedTU(FedTU):
         return {**super().state_dict(), **{BUFFER + name: values for name, values in own.items()}}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError when `inner` or the serving cannot take it."""
+        """Restore a `state_dict`; ValueError when `inner` or the protocol cannot load it."""
         own = {name.removeprefix(BUFFER): values for name, values in state.items() if name.startswith(BUFFER)}
         super().load_state_dict({name: values for name, values in state.items() if not name.startswith(BUFFER)})
         if own:
@@ -110,13 +130,14 @@ class BufferedFedTU(FedTU):
     # -- the rounds ----------------------------------------------------------------------------------------------
 
     def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
+        """As `FedTU._rounds`; sends first what was under way before a resume."""
         self._flights.clear()
         self._models = {self.versions.now: arrays}
         self._send_again(run)
         return super()._rounds(run, start_round, arrays)
 
     def _installed(self, run: Run, server_round: int) -> None:
-        """A FedTU exchange made the model: the barrier."""
+        """Raise the barrier: a FedTU exchange produced the current model."""
         self.versions.unlearned()
         behind = [f for f in self._flights.values() if not f.sent.void and not self.versions.admits(f.version)]
         for flight in behind:
@@ -124,7 +145,7 @@ class BufferedFedTU(FedTU):
         self._listener.barrier(server_round, self.versions.now, len(behind))
 
     def _train(self, run: Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
-        """A server step: the new arrays and the clients' averaged metrics."""
+        """Make a server step; returns the new arrays and the clients' averaged metrics."""
         self._models[self.versions.now] = arrays
         new, metrics = super()._train(run, server_round, arrays)
         if new is not arrays:
@@ -134,7 +155,7 @@ class BufferedFedTU(FedTU):
         return new, metrics
 
     def _trained(self, run: Run, server_round: int, arrays: ArrayRecord) -> list[ReplyCheck]:
-        """Collect a buffer; the judged replies, as if all had started from `arrays`."""
+        """Collect a buffer; returns the checked replies, rebased as if all had started from `arrays`."""
         began = time.monotonic()
         collected = self._collect(run, server_round, arrays)
         for flight, reply in collected.good:
@@ -152,7 +173,7 @@ class BufferedFedTU(FedTU):
         return verdicts
 
     def _refer(self, reply: Message, flight: Flight, arrays: ArrayRecord) -> None:
-        """Make of the model in `reply` what its update, weighted by its staleness, makes of `arrays`."""
+        """Rebase the model in `reply`: `arrays` plus the client's update, weighted by its staleness."""
         key, weight = self._keys.arrays, self._buffer.weight(self.versions.staleness(flight.version))
         models = [reply.content.array_records[key], self._models[flight.version]]
         reply.content[key] = merged(arrays, models, [weight, -weight])
@@ -176,7 +197,7 @@ class BufferedFedTU(FedTU):
                 return found
 
     def _land(self, run: Run, server_round: int, flight: Flight, reply: Message | None, found: _Collected) -> None:
-        """Take an answer into the buffer, unless it is from before the barrier or is no good."""
+        """Take a reply into the buffer, unless it is from before the barrier or invalid."""
         if flight.sent.void or not self.versions.admits(flight.version):
             self._listener.discarded(flight.client)
             return
@@ -192,6 +213,7 @@ class BufferedFedTU(FedTU):
         run.exchanges.warn(server_round, "client %d left out: %s", flight.client, verdict.reason)
 
     def _judged_alone(self, run: Run, client: int, reply: Message | None, started: ArrayRecord) -> ReplyCheck:
+        """Check one reply against the model that its client started from."""
         (verdict,) = judge(
             [(client, reply)],
             reference=started,
@@ -205,7 +227,7 @@ class BufferedFedTU(FedTU):
         return verdict
 
     def _give_up(self, run: Run, server_round: int, arrivals: Arrivals, found: _Collected) -> None:
-        """Wait no more for clients that have had `timeout` seconds: their answers are lost."""
+        """Stop waiting for clients that have had `timeout` seconds: their replies are lost."""
         for sent, flight in list(self._flights.items()):
             if arrivals.now >= sent.since + run.exchanges.timeout:
                 del self._flights[sent]
@@ -213,7 +235,7 @@ class BufferedFedTU(FedTU):
                 self._land(run, server_round, flight, None, found)
 
     def _draw(self, run: Run, server_round: int, arrays: ArrayRecord, found: _Collected) -> None:
-        """Let clients begin until as many train as may."""
+        """Sample idle clients until as many train as may."""
         at_work = {flight.client for flight in self._flights.values()}
         missing = self._buffer.concurrency - sum(not flight.sent.void for flight in self._flights.values())
         if missing <= 0:
@@ -232,6 +254,7 @@ class BufferedFedTU(FedTU):
         found.asked += len(drawn)
 
     def _message(self, run: Run, server_round: int, node: int, arrays: ArrayRecord) -> Message:
+        """The training message to one node."""
         config = run.exchanges.config(server_round, {**run.train_config, **self.inner.client_settings})
         content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
         return Message(content, dst_node_id=node, message_type=message_keys.TRAIN)
@@ -243,13 +266,14 @@ class BufferedFedTU(FedTU):
         flights: Iterable[tuple[int, int, int]],
         due: Sequence[float] | None = None,
     ) -> list[Sent]:
+        """Send messages, and note the clients as training from these versions."""
         sent = self._arrivals_of(run).send(messages, FLIGHT, due)
         for one, (client, version, server_round) in zip(sent, flights, strict=True):
             self._flights[one] = Flight(client, version, server_round, one)
         return sent
 
     def _send_again(self, run: Run) -> None:
-        """What was on its way when the run broke off, and who works for nothing."""
+        """After a resume send again what was under way, and note who works for nothing."""
         arrivals = self._arrivals_of(run)
         for sent in arrivals.underway(FLIGHT):
             self._flights[sent] = Flight(sent.client, -1, 0, sent)
@@ -273,6 +297,7 @@ class BufferedFedTU(FedTU):
             one.since = row[3]
 
     def _arrivals_of(self, run: Run) -> Arrivals:
+        """The reply stream, which there always is in asynchronous rounds."""
         arrivals = run.exchanges.arrivals
         assert arrivals is not None, "options.buffer makes them"
         return arrivals

@@ -1,4 +1,4 @@
-"""What FedTU tells about itself while it runs: hooks for progress, metrics and checkpoints."""
+"""Callbacks of a federated run: hooks for progress, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,65 +9,111 @@ from flwr.app import ArrayRecord
 
 
 class Listener:
-    """Every hook does nothing here; override the ones you need. Clients are named by partition id.
+    """Callbacks that FedTU calls while it runs; each does nothing until overridden. Clients are named by partition id.
 
     An exception that a hook raises ends the run: that is also the way to stop it between exchanges.
     """
 
     def round_started(self, server_round: int, total: int) -> None:
-        """Before anything else in a round; `total` is the number of the last planned round."""
+        """Called first in a round; `total` is the number of the last planned round."""
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
-        """Messages are about to leave; `kind` is `unlearn`, `train`, `calibrate` or `evaluate`."""
+        """Called before messages go to the clients `nodes`; `kind` is `unlearn`, `train`, `calibrate` or `evaluate`."""
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
-        """One client answered well (`reason` is empty), badly or not at all (`node` is -1 for an unknown sender)."""
+        """Called once for each checked reply.
+
+        Parameters
+        ----------
+        node : int
+            The client; -1 for an unknown sender.
+        ok : bool
+            Whether the reply is valid.
+        reason : str
+            Why it is not; empty if it is.
+        """
 
     def arrived(self, answers: int, sent: int) -> None:
-        """So many answers of the exchange in progress have come; they are judged when it goes on."""
+        """Called when `answers` of `sent` replies of the current exchange have come; they are checked later."""
 
     def late(self, node: int, reason: str) -> None:
-        """The exchange goes on without the answer of one client, which is slow: whatever still comes is thrown away."""
+        """Called when the exchange goes on without the reply of a slow client, which is discarded if it still comes."""
 
     def discarded(self, node: int) -> None:
-        """An answer of one client came that nobody waits for any more, and was thrown away."""
+        """Called when a reply came that nobody waits for any more, and was discarded."""
 
     def barrier(self, server_round: int, version: int, discarded: int) -> None:
-        """A FedTU exchange changed the model, which is version `version` now, while clients were training.
+        """Called when a FedTU exchange changed the model while clients were training (asynchronous rounds).
 
-        No update computed from an earlier version is merged any more: `discarded` clients train for nothing.
+        Parameters
+        ----------
+        server_round : int
+        version : int
+            The new version of the model; no update computed from an earlier one is merged any more.
+        discarded : int
+            Clients whose current training is therefore lost.
         """
 
     def clock(self, seconds: float) -> None:
-        """At a round's end: what the simulated clock says."""
+        """Called at a round's end with the seconds on the simulated clock."""
 
     def cut(self, node: int, what: str, told: float, used: float) -> None:
-        """Of a good reply less counts than was told: `what` is its `weight`, or the `norm` of its update."""
+        """Called when a good reply counts less than it reported.
+
+        Parameters
+        ----------
+        node : int
+        what : str
+            `weight`, or `norm` of the update.
+        told, used : float
+            The reported value and the one that counts.
+        """
 
     def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
-        """All replies were judged; the new global model, if any, follows."""
+        """Called when all replies were checked, with their numbers and the seconds taken; the new model may follow."""
 
     def evaluating(self, server_round: int, moment: str) -> None:
-        """An evaluation on the server starts; `moment` is `initial`, `after_unlearn` or `round`."""
+        """Called before an evaluation on the server; `moment` is its phase: `initial`, `after_unlearn` or `round`."""
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
-        """An evaluation on the server ended with `metrics` (empty when it returned none)."""
+        """Called after an evaluation on the server with its metrics (empty if it gave none) and the seconds taken."""
 
     def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
-        """The place to save: `moment` is `after_unlearn` or `round`; `state` is the strategy's `state_dict()`.
+        """Called where a checkpoint can be saved.
 
         From `round` a run continues with `start(…, start_round=server_round + 1)`; from `after_unlearn` with
-        `start_round=server_round`, its requests being served already.
+        `start_round=server_round`, since its requests are served already.
+
+        Parameters
+        ----------
+        server_round : int
+        moment : str
+            The phase: `after_unlearn` or `round`.
+        arrays : ArrayRecord
+            The global model.
+        state : mapping of arrays
+            The strategy's `state_dict()`.
         """
 
     def round_completed(
         self, server_round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float
     ) -> None:
-        """After the round's checkpoint; `metrics` are the clients' training metrics, averaged."""
+        """Called after the round's checkpoint.
+
+        Parameters
+        ----------
+        server_round : int
+        arrays : ArrayRecord
+            The global model.
+        metrics : mapping
+            The clients' training metrics, averaged.
+        seconds : float
+            Duration of the round.
+        """
 
 
 class Listeners(Listener):
-    """Several listeners, called one after another."""
+    """Several listeners, called one after another in the given order."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners

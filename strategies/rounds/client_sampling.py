@@ -1,6 +1,6 @@
-"""Which clients fine-tune in a round, where it is not any of them with the same probability (that is Flower's own).
+"""Client sampling schemes for fine-tuning other than Flower's uniform one: by size, by loss, by availability.
 
-What a choice does to the mean of their updates is its own affair: `Selection.weights` says how each counts.
+`Selection.weights` corrects for what a scheme does to the mean of the updates.
 """
 
 from __future__ import annotations
@@ -21,64 +21,99 @@ Reach = Callable[[Sequence[int]], Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The clients of a round, ascending. `weights`: what each counts in the mean; None: the records that it tells."""
+    """The clients selected for a round.
+
+    Attributes
+    ----------
+    clients : tuple of int
+        Ascending partition ids.
+    weights : mapping of float, optional
+        What each counts in the mean; None: the weight that its reply reports.
+    """
 
     clients: tuple[int, ...]
     weights: Mapping[int, float] | None = None
 
 
 class Sampling(ABC):
-    """Draws the clients of a round and hears what came of them. `weighs`: it gives weights of its own."""
+    """A client sampling scheme; `weighs` says whether it gives weights of its own."""
 
     weighs: ClassVar[bool] = True
 
     @abstractmethod
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
-        """At most `count` of `clients`, ascending partition ids, by `rng`."""
+        """Select clients.
+
+        Parameters
+        ----------
+        clients : sequence of int
+            Ascending partition ids to select from.
+        count : int
+            At most so many.
+        rng : random.Random
+        reach : Reach
+            Asks clients whether they are there.
+
+        Returns
+        -------
+        Selection
+        """
 
     def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
-        """Who was asked to train, and the losses of those that answered, by client; here nothing is made of them."""
+        """Take note of the clients asked to train, and of the losses that were reported, by client. Ignored here."""
         return None
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What must last beyond a round; it goes into checkpoints."""
+        """State for a checkpoint; here empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError for a state where there is none."""
+        """Restore a `state_dict`; ValueError for a state where there is none."""
         if state:
             raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
 
 
 class BySize(Sampling):
-    """Client k with probability π_k = min(1, c · n_k), n_k being its records, `count` of them in all.
+    """Sampling proportional to size: client k with probability π_k = min(1, c · n_k), `count` clients in all.
 
-    Its update counts n_k / π_k (Horvitz and Thompson 1952), so that the sum over the drawn has the sum over all clients
-    of n_k φ_k as its expectation: size is not counted twice. That is 1/c for all but those that are drawn for certain:
-    the plain mean of scheme I of Li et al. 2020 (On the Convergence of FedAvg on Non-IID Data), drawn without
-    replacement.
+    Its update has the weight n_k / π_k (Horvitz and Thompson 1952), so that the expected sum over the selected clients
+    is the sum over all clients of n_k φ_k. That weight is 1/c for all but those that are selected for certain: the
+    unweighted mean of scheme I of Li et al. 2020 (On the Convergence of FedAvg on Non-IID Data), without replacement.
 
-    `size`: n_k > 0 of a client, as the server knows it.
+    Parameters
+    ----------
+    size : callable (client) -> int
+        Records n_k > 0 of a client, as the server knows them.
     """
 
     def __init__(self, size: Callable[[int], int]) -> None:
         self._size = size
 
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
+        """Select clients with probabilities proportional to size; see `Sampling.draw`."""
         drawn = by_size({client: self._size(client) for client in clients}, count, rng)
         return Selection(tuple(sorted(drawn)), {client: self._size(client) / float(drawn[client]) for client in drawn})
 
 
 class PowerOfChoice(Sampling):
-    """Of `candidates` clients, drawn by size, those with the largest loss when they last trained (rpow-d).
+    """Power of choice (rpow-d): of candidates sampled by size, those with the largest loss when they last trained.
 
-    A client that was never asked counts as ∞, so that each is heard once; ties are broken at random. One that told no
-    loss when it was asked last counts as the smallest that was known then, so that rounds do not fill with clients that
-    do not answer. Updates count alike. (Cho, Wang and Joshi 2022, Towards Understanding Biased Client Selection in
-    Federated Learning, section 4; its pow-d asks all candidates for the loss of the present model
-    instead, which costs a message and a pass for each.)
+    A client that was never asked counts as ∞, so that each is asked once; ties are broken at random. One that reported
+    no loss when it was last asked counts as the smallest known then, so that rounds do not fill with clients that do
+    not answer. Updates have equal weights. Cho, Wang and Joshi 2022, Towards Understanding Biased Client Selection in
+    Federated Learning, section 4; its pow-d asks all candidates for the loss of the current model instead, which costs
+    a message and a forward pass for each.
 
-    `size`: records of a client, above 0. Raises ValueError for fewer than one candidate.
+    Parameters
+    ----------
+    candidates : int, at least 1
+    size : callable (client) -> int
+        Records of a client, above 0.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one candidate.
     """
 
     def __init__(self, candidates: int, size: Callable[[int], int]) -> None:
@@ -88,6 +123,7 @@ class PowerOfChoice(Sampling):
         self._losses: dict[int, float] = {}
 
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
+        """Select the candidates with the largest last known losses; see `Sampling.draw`."""
         sizes = {client: self._size(client) for client in clients}
         candidates = list(by_size(sizes, max(self._candidates, count), rng))
         rng.shuffle(candidates)
@@ -96,18 +132,26 @@ class PowerOfChoice(Sampling):
         return Selection(chosen, dict.fromkeys(chosen, 1.0))
 
     def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
+        """Store the losses; a client that reported none gets the smallest known one."""
         self._losses.update(losses)
         if self._losses:
             smallest = min(self._losses.values())
             self._losses.update({client: smallest for client in asked if client not in losses})
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The last known losses, and whose they are; also those that stand for clients that told none."""
+        """The last known losses and their clients, including the losses that stand for clients that reported none.
+
+        Returns
+        -------
+        dict
+            `clients` (n,) int64 and `losses` (n,) float64; empty before the first round.
+        """
         known = sorted(self._losses)
         losses = [self._losses[client] for client in known]
         return {"clients": np.array(known, dtype=np.int64), "losses": np.array(losses)} if known else {}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore a `state_dict`; ValueError for another state."""
         if state and state.keys() != {"clients", "losses"}:
             raise ValueError(f"PowerOfChoice cannot load a state ({sorted(state)})")
         pairs = zip(state["clients"].tolist(), state["losses"].tolist(), strict=True) if state else ()
@@ -115,15 +159,16 @@ class PowerOfChoice(Sampling):
 
 
 class Available(Sampling):
-    """Any of those that are there, with the same probability: who does not answer a small message is left out.
+    """Uniform sampling among the clients that answer a small message.
 
     Clients are asked in a random order, twice as many each time, until enough have answered; the first of them in that
-    order are drawn.
+    order are selected.
     """
 
     weighs = False
 
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
+        """Select among the clients that answer; see `Sampling.draw`."""
         order = rng.sample(clients, len(clients))
         found: list[int] = []
         asked = 0
@@ -136,12 +181,29 @@ class Available(Sampling):
 
 
 def by_size(sizes: Mapping[int, int], count: int, rng: random.Random) -> dict[int, Fraction]:
-    """`count` clients (all, if there are no more) with π_k = min(1, c · n_k) each: those drawn, with their π_k.
+    """Sample without replacement with inclusion probabilities π_k = min(1, c · n_k) that sum to `count`.
 
-    Systematic sampling of a shuffled list (Madow 1949; Hartley and Rao 1962): the clients' sizes lie end to end on a
-    line of length T, and `count` points a step T/count apart are laid on it from a random start. Who is longer than the
-    step is taken for certain, beforehand. In whole numbers, so that the π_k are exact. Raises ValueError for a size
-    below 1.
+    Systematic sampling of a shuffled list (Madow 1949; Hartley and Rao 1962): the sizes lie end to end on a line of
+    length T, and `count` points at steps of T/count are laid on it from a random start. A client longer than the step
+    is taken for certain, beforehand. All in integers, so that the π_k are exact.
+
+    Parameters
+    ----------
+    sizes : mapping of int
+        n_k >= 1 by client.
+    count : int
+        How many to sample; all if there are no more.
+    rng : random.Random
+
+    Returns
+    -------
+    dict of Fraction
+        π_k of the sampled clients.
+
+    Raises
+    ------
+    ValueError
+        For a size below 1.
     """
     if wrong := [client for client, size in sizes.items() if size < 1]:
         raise ValueError(f"client {wrong[0]} has the size {sizes[wrong[0]]}, expected at least 1")
@@ -163,7 +225,7 @@ def by_size(sizes: Mapping[int, int], count: int, rng: random.Random) -> dict[in
 def _laid_out(
     sizes: Mapping[int, int], order: Iterable[int], count: int, total: int, start: int
 ) -> Iterable[tuple[int, Fraction]]:
-    """Those of `order` on which a point falls, with the probability of that: on a line `count` times as long."""
+    """The clients of `order` on which a point falls, with the probability of that, on a line `count` times as long."""
     end, point = 0, start
     for client in order:
         end += sizes[client] * count

@@ -1,4 +1,4 @@
-"""Around any Flower strategy: its training messages go to the clients that a `Sampling` draws, or to more of them."""
+"""Redirects a Flower strategy's training messages to the clients that a `Sampling` selects, or to further clients."""
 
 from __future__ import annotations
 
@@ -19,14 +19,38 @@ LOSS = "train-loss"
 
 @dataclass(slots=True)
 class Drawing:
-    """One round's draw by `sampling`; `labels` seed it."""
+    """The client selection of one round.
+
+    Attributes
+    ----------
+    sampling : Sampling
+        How clients are selected.
+    labels : sequence
+        Together they seed the selection.
+    drawn : Selection
+        The selection, after `redirect`.
+    """
 
     sampling: Sampling
     labels: Sequence[object]
     drawn: Selection = field(default_factory=lambda: Selection(()))
 
     def redirect(self, messages: Sequence[Message], able: Mapping[int, int], reach: Reach) -> list[Message]:
-        """At most as many messages as were given, to clients drawn among `able`, node ids by partition."""
+        """Address messages to selected clients instead of those that the strategy sampled.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+        able : mapping of int
+            Node ids by partition of the clients that may train.
+        reach : Reach
+            Asks clients whether they are there.
+
+        Returns
+        -------
+        list of Message
+            At most as many as were given.
+        """
         rng = random.Random("/".join(map(str, self.labels)))
         self.drawn = self.sampling.draw(sorted(able), len(messages), rng, reach)
         return [
@@ -35,9 +59,20 @@ class Drawing:
         ]
 
     def hear(self, verdicts: Sequence[ReplyCheck], bounds: Bounds | None, weight_key: str) -> list[Clipped]:
-        """Have each good reply count what the draw says, and tell the sampling who was asked and their losses.
+        """Give each good reply the weight of the selection, and report clients and losses to the sampling.
 
-        Returns the weights that `bounds` lowered.
+        Parameters
+        ----------
+        verdicts : sequence of ReplyCheck
+            Their replies are changed in place.
+        bounds : Bounds or None
+            Caps the weights' shares.
+        weight_key : str
+
+        Returns
+        -------
+        list of Clipped
+            The weights that `bounds` lowered.
         """
         cuts = list[Clipped]()
         good = {v.partition: v for v in verdicts if v.reply is not None}
@@ -54,7 +89,21 @@ class Drawing:
 
 
 def further(messages: Sequence[Message], nodes: Sequence[int], factor: float) -> list[Message]:
-    """Messages like the m `messages` to ⌈m · factor⌉ − m further ones of `nodes`, drawn uniformly by `random`."""
+    """Messages to further clients, sampled uniformly with Python's global `random`.
+
+    Parameters
+    ----------
+    messages : sequence of m Message
+    nodes : sequence of int
+        Node ids to sample from; those that `messages` go to are passed over.
+    factor : float, at least 1
+        ⌈m · factor⌉ − m messages are added, or as many as there are nodes.
+
+    Returns
+    -------
+    list of Message
+        With the content of the first message.
+    """
     more = ceil_of(factor, len(messages)) - len(messages)
     if more <= 0:
         return []

@@ -1,8 +1,8 @@
-"""What a client learned in fewer bytes: 8 bits a number, the largest numbers alone, or both.
+"""Compressed client updates: 8-bit quantisation, the k largest numbers alone, or both, with error feedback.
 
-Not the model travels but its difference to the one that was received, and beside it what earlier exchanges kept back
-(error feedback, Seide et al. 2014, Stich et al. 2018): with x_t = Δ_t + e_t the server gets C(x_t) and the client keeps
-e_{t+1} = x_t − C(x_t), so that Σ C(x_t) = Σ Δ_t + e_1 − e_{T+1}.
+The difference of the model to the received one is sent, plus what earlier exchanges left out (error feedback, Seide et
+al. 2014, Stich et al. 2018): with x_t = Δ_t + e_t the server gets C(x_t) and the client keeps e_{t+1} = x_t − C(x_t),
+so that Σ C(x_t) = Σ Δ_t + e_1 − e_{T+1}.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ _MASK, _VALUES, _CODES, _SCALES = "mask", "values", "codes", "scales"
 
 
 class Sent(NamedTuple):
-    """What a client sends, the model that the server reads in it (n,) float32, and what it keeps back (n,) float32."""
+    """A compressed update.
+
+    Attributes
+    ----------
+    record : ArrayRecord
+        What the client sends.
+    model : array (n,), float32
+        The model that the server decodes from it.
+    rest : array (n,), float32
+        What the client keeps for the next exchange.
+    """
 
     record: ArrayRecord
     model: NDArray
@@ -33,11 +43,22 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How vectors (n,) of one array are sent. `method`: one of `METHODS`.
+    """How flat updates (n,) of one array are compressed.
 
-    `keep`: the share of the numbers that `topk` and `topk_int8` send, those of the largest absolute value, and at least
-    one; which they are says a bit for each of the n. `block`: so many numbers that follow each other share a scale
-    (`int8`, `topk_int8`). Raises ValueError for values out of range.
+    Attributes
+    ----------
+    method : str
+        One of `METHODS`.
+    keep : float in (0, 1]
+        Share of the numbers that `topk` and `topk_int8` send, those of the largest absolute value, at least one; a bit
+        mask of n bits says which.
+    block : int, at least 1
+        Consecutive numbers that share a scale (`int8`, `topk_int8`).
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     method: str = "none"
@@ -52,17 +73,26 @@ class Compression:
 
     @property
     def whole(self) -> bool:
-        """Whether models travel as they are: nothing is left out or rounded."""
+        """Whether models are sent unchanged: nothing is left out or rounded."""
         return self.method == "none" or (self.method == "topk" and self.keep == 1)
 
     def longest(self, size: int) -> float:
-        """How many times as long an update (size,) can be sent with error feedback as one exchange can make it.
+        """Bound on the length of an update with error feedback, relative to what one exchange can produce without it.
 
         No exchange changes a number by more than ℓ, so that none makes an update longer than ℓ√n. Of n numbers k are
         sent, the largest. A number above mℓ was not sent in the m exchanges before; those that were sent in them stood
-        at least as high and, what is sent beginning anew, are all different and other than it: mk < n. So none stands
-        above ⌈n/k⌉ℓ, and k of them are no longer than √(k/n)·⌈n/k⌉ times ℓ√n, about 1/√keep. 8 bits leave up to a 127th
-        of the largest behind, whence the factor 127/126.
+        at least as high and, since what is sent begins anew, are all different and other than it: mk < n. So none
+        stands above ⌈n/k⌉ℓ, and k of them are no longer than √(k/n)·⌈n/k⌉ times ℓ√n, about 1/√keep. 8 bits leave up to
+        a 127th of the largest behind, whence the factor 127/126.
+
+        Parameters
+        ----------
+        size : int
+            n.
+
+        Returns
+        -------
+        float, at least 1
         """
         if self.whole:
             return 1.0
@@ -73,10 +103,27 @@ class Compression:
     def sent(
         self, name: str, received: NDArray, model: NDArray, kept: NDArray | None, rng: np.random.Generator
     ) -> Sent:
-        """What a client sends that made `model` of `received`, both (n,) float32, and keeps from then on.
+        """Compress the update of a client.
 
-        `name`: what the array is called; `kept`: what it kept back before, None for nothing; `rng` rounds. ValueError
-        for numbers that are not finite.
+        Parameters
+        ----------
+        name : str
+            Name of the array in a message that is not compressed.
+        received, model : array (n,), float32
+            The model that came, and the one that the client made of it.
+        kept : array (n,) or None
+            What earlier exchanges left out.
+        rng : numpy Generator
+            For stochastic rounding.
+
+        Returns
+        -------
+        Sent
+
+        Raises
+        ------
+        ValueError
+            If the update is not finite.
         """
         if self.whole:
             return Sent(ArrayRecord({name: Array(model)}), model, np.zeros_like(model))
@@ -99,9 +146,23 @@ class Compression:
         return Sent(record, _added(received, told), (update - told).astype(np.float32))
 
     def read(self, sent: ArrayRecord, answer: ArrayRecord) -> ArrayRecord:
-        """The client's model in its answer to the model `sent`; an answer that holds a model is that.
+        """Decode the client's model from its reply; a reply that holds a model is that model.
 
-        Raises ValueError, saying what is wrong, for one that is neither.
+        Parameters
+        ----------
+        sent : ArrayRecord
+            The model that the client received, one array (n,).
+        answer : ArrayRecord
+            Its reply.
+
+        Returns
+        -------
+        ArrayRecord
+
+        Raises
+        ------
+        ValueError
+            If the reply is neither a model nor an update of this method; the message says what is wrong.
         """
         if answer.keys() == sent.keys():
             return answer
@@ -111,7 +172,7 @@ class Compression:
         return ArrayRecord({name: Array(_added(received, self._told(arrays, received.size)))})
 
     def _told(self, arrays: dict[str, NDArray], size: int) -> NDArray[np.float64]:
-        """What the arrays of an answer say of an update (size,)."""
+        """Decode an update (size,) from the arrays of a reply."""
         parts = {"int8": {_CODES, _SCALES}, "topk": {_MASK, _VALUES}, "topk_int8": {_MASK, _CODES, _SCALES}}
         if arrays.keys() != parts.get(self.method):
             raise ValueError(f"arrays {', '.join(sorted(arrays)) or 'none'} are no update by {self.method}")
@@ -136,7 +197,18 @@ class Compression:
 
 
 def largest(values: NDArray, keep: float) -> NDArray[np.bool_]:
-    """Which of the values (n,) are the max(1, round(keep · n)) largest in absolute value; of equal ones the first."""
+    """Mask of the numbers of the largest absolute value; of equal ones the first.
+
+    Parameters
+    ----------
+    values : array (n,)
+    keep : float in (0, 1]
+        max(1, round(keep · n)) are kept.
+
+    Returns
+    -------
+    array (n,), bool
+    """
     strength = np.abs(values)
     count = max(1, round(keep * strength.size))
     least = np.partition(strength, strength.size - count)[strength.size - count]
@@ -146,11 +218,23 @@ def largest(values: NDArray, keep: float) -> NDArray[np.bool_]:
 
 
 def quantised(values: NDArray, block: int, rng: np.random.Generator) -> tuple[NDArray, NDArray]:
-    """Codes (n,) int8 and scales (⌈n/block⌉,) float32: value ≈ code · scale of its block.
+    """Unbiased stochastic 8-bit quantisation in blocks (QSGD, Alistarh et al. 2017): value ≈ code · scale of its block.
 
     The scale is the block's largest absolute value over 127, rounded up. Each value goes to one of the two neighbouring
-    multiples of it at random, such that the mean is the value itself (QSGD, Alistarh et al. 2017): unbiased, and off by
-    less than one scale.
+    multiples of it at random, such that the mean is the value itself, and is off by less than one scale.
+
+    Parameters
+    ----------
+    values : array (n,)
+    block : int
+        Numbers that share a scale.
+    rng : numpy Generator
+
+    Returns
+    -------
+    codes : array (n,), int8
+        From −127 to 127.
+    scales : array (⌈n/block⌉,), float32
     """
     count = -(-values.size // block)
     padded = np.zeros(count * block)
@@ -165,7 +249,23 @@ def quantised(values: NDArray, block: int, rng: np.random.Generator) -> tuple[ND
 
 
 def restored(codes: NDArray, scales: NDArray, block: int, size: int) -> NDArray[np.float64]:
-    """The values (size,) of codes and scales as `quantised` makes them. Raises ValueError for others."""
+    """Decode what `quantised` made.
+
+    Parameters
+    ----------
+    codes : array (size,), int8
+    scales : array (⌈size/block⌉,), float32
+    block, size : int
+
+    Returns
+    -------
+    array (size,), float64
+
+    Raises
+    ------
+    ValueError
+        If a shape or dtype does not fit.
+    """
     count = -(-size // block)
     if codes.dtype != np.int8 or codes.shape != (size,):
         raise ValueError(f"{codes.shape} codes of {codes.dtype} for {size} numbers")
@@ -175,5 +275,6 @@ def restored(codes: NDArray, scales: NDArray, block: int, size: int) -> NDArray[
 
 
 def _added(received: NDArray, update: NDArray[np.float64]) -> NDArray:
+    """`received` plus an update, in its dtype."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (received + update).astype(received.dtype)

@@ -1,4 +1,4 @@
-"""One exchange between server and clients: messages out, answers judged, the listener told."""
+"""One exchange between server and clients: send messages, check the replies, call the listener."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ from strategies.submodel import Fitting, Submodel, fitted_messages, join, read_a
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a Flower strategy calls the records and the weight of a message."""
+    """Names that a Flower strategy gives to the records of a message and to the weight of a reply.
+
+    Attributes
+    ----------
+    arrays, config : str
+        The ArrayRecord and the ConfigRecord.
+    weight : str
+        The metric that weights a reply, such as `num-examples`.
+    """
 
     arrays: str
     config: str
@@ -37,7 +45,22 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """Holds the exchanges of one stage. `timeout` in seconds; `stage` and `seed` go into the config of each message."""
+    """Holds the exchanges of one stage.
+
+    Attributes
+    ----------
+    grid : Grid
+    nodes : NodeMap
+    listener : Listener
+    keys : Keys
+    stage : str
+    seed : int
+        Stage and seed go into the config of each message.
+    timeout : float
+        Seconds per exchange.
+    needs_steps, numbers, bounds, secure, arrivals, deadline, fitting, compression
+        Optional; described below.
+    """
 
     grid: Grid
     nodes: NodeMap
@@ -64,7 +87,7 @@ class Exchanges:
     """How clients may compress their updates; None: models alone."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
-        """The ConfigRecord of a message: `settings`, and which round of what this is."""
+        """ConfigRecord of a message: `settings` with round, stage and seed added."""
         return ConfigRecord(
             {
                 **settings,
@@ -83,8 +106,23 @@ class Exchanges:
         *,
         enough: int | None = None,
     ) -> list[ReplyCheck]:
-        """Send `messages`, judge the answers, tell the listener. `expected`: what the model in a good answer is like,
-        None where an answer holds no model. `enough`: how many answers are waited for (None: all); it takes `arrivals`.
+        """Send `messages`, check the replies, and call the listener.
+
+        Parameters
+        ----------
+        kind : str
+            `unlearn`, `train`, `calibrate` or `evaluate`.
+        server_round : int
+        messages : list of Message
+        expected : ArrayRecord or None
+            Names, shapes and dtypes of the model in a valid reply; None where a reply holds no model.
+        enough : int, optional
+            How many replies to wait for; None: all. Takes effect with a reply stream (`arrivals`).
+
+        Returns
+        -------
+        list of ReplyCheck, by partition id
+            One for each client; with secure sums one for all clients in the sum. Empty without messages.
         """
         if not messages:
             return []
@@ -109,7 +147,7 @@ class Exchanges:
     def _collected(
         self, arrivals: Arrivals, kind: str, messages: list[Message], enough: int | None
     ) -> tuple[list[tuple[Message, Message | None]], list[ReplyCheck]]:
-        """The messages with their answers, as far as they are waited for, and verdicts on those that come too late."""
+        """The messages with the replies that were waited for, and a check for each reply that is late."""
         hurried = kind == "train" and self.deadline is not None and self.deadline < self.timeout
         limit = self.deadline if hurried and self.deadline is not None else self.timeout
         wanted = len(messages) if enough is None else enough
@@ -136,9 +174,23 @@ class Exchanges:
         late: Sequence[ReplyCheck] = (),
         fitted: Mapping[int, Submodel] = MappingProxyType({}),
     ) -> list[ReplyCheck]:
-        """Judge what was received, by client, and apply the bounds; tell the listener, of the `late` ones too.
+        """Check replies and apply the bounds; call the listener for each reply, also for the `late` ones.
 
-        `fitted`: what clients were sent in the place of `expected`.
+        Parameters
+        ----------
+        kind : str
+        server_round : int
+        received : sequence of (client, Message or None)
+        expected : ArrayRecord or None
+            As in `hold`.
+        late : sequence of ReplyCheck
+            Replies that are not waited for.
+        fitted : mapping of client to Submodel
+            What clients received in place of `expected`.
+
+        Returns
+        -------
+        list of ReplyCheck, by partition id
         """
         faults = self._read(received, fitted, expected)
         verdicts = judge(
@@ -168,7 +220,7 @@ class Exchanges:
         return sorted([*verdicts, *late], key=lambda verdict: verdict.partition)
 
     def tell_cuts(self, server_round: int, cuts: Sequence[Clipped]) -> None:
-        """Tell the listener, and the log, what was cut of replies."""
+        """Report to listener and log the weights and norms that were clipped."""
         for cut in cuts:
             self.listener.cut(cut.client, cut.what, cut.told, cut.used)
             text = "client %d: the %s %g of its reply counts as %g"
@@ -180,7 +232,7 @@ class Exchanges:
         fitted: Mapping[int, Submodel],
         expected: ArrayRecord | None,
     ) -> dict[int, str]:
-        """Read the compressed ones of the answers; what is wrong with which."""
+        """Decompress replies in place; returns by client what is wrong with a reply that cannot be read."""
         if self.compression is None or expected is None:
             return {}
 
@@ -190,7 +242,7 @@ class Exchanges:
         return read_answers(received, sent, self.compression.read, self.keys.arrays)
 
     def _fitted(self, kind: str, messages: Sequence[Message], expected: ArrayRecord | None) -> dict[int, Submodel]:
-        """The model in the form of each client of `messages` that has one of its own."""
+        """The submodel of each addressed client that does not receive the global model itself."""
         if self.fitting is None or expected is None:
             return {}
         of_client = self.fitting(kind, expected)
@@ -207,8 +259,24 @@ class Exchanges:
         one_each: bool = False,
         committed: bool = False,
     ) -> Summed:
-        """Send `messages` and have what comes back summed under masks, see `SecureExchange`; tell the listener who is
-        in the sum.
+        """Hold an exchange as a secure sum; see `SecureExchange.hold`. The listener is called for each client.
+
+        Parameters
+        ----------
+        kind : str
+        server_round : int
+        messages : sequence of Message
+        sent : ArrayRecord
+            The model that the clients start from.
+        one_each : bool
+            Every update counts 1, or 0 for a client that only covers others.
+        committed : bool
+            Leave out clients that send no commitment.
+
+        Returns
+        -------
+        Summed
+            With a `fault` where there is no sum.
         """
         assert self.secure is not None, "only where sums are secure"
         began = time.monotonic()
@@ -235,13 +303,14 @@ class Exchanges:
 
     @property
     def _secure_exchange(self) -> SecureExchange:
+        """The secure exchange of these settings."""
         assert self.secure is not None
         return SecureExchange(self.grid, self.partition, self.secure)
 
     def _of_all(
         self, kind: str, server_round: int, messages: Sequence[Message], expected: ArrayRecord
     ) -> list[ReplyCheck]:
-        """As `hold`, under masks: one verdict for all clients in the sum, and one for each of the others."""
+        """As `hold`, by a secure sum: one check for all clients in the sum, and one for each of the others."""
         summed = self.sum_up(kind, server_round, messages, expected)
         failed = [ReplyCheck(client, None, reason) for client, reason in sorted(summed.left_out.items())]
         if summed.fault or summed.weight == 0:
@@ -257,7 +326,24 @@ class Exchanges:
         arrays: ArrayRecord,
         settings: Mapping[str, Any],
     ) -> list[ReplyCheck]:
-        """An exchange of ordinary training from `arrays`, with `settings` on top of the usual `train_config`."""
+        """Hold an exchange of ordinary training of given clients, for protocols that calibrate stored updates.
+
+        Parameters
+        ----------
+        server_round : int
+        train_config : mapping
+            The usual settings of training messages.
+        clients : sequence of int
+            Those that are not connected are left out.
+        arrays : ArrayRecord
+            The model to train from.
+        settings : mapping
+            Override `train_config`.
+
+        Returns
+        -------
+        list of ReplyCheck, by partition id
+        """
         config = ConfigRecord({**self.config(server_round, train_config), **settings})
         content = RecordDict({self.keys.arrays: arrays, self.keys.config: config})
         nodes = self.nodes.refresh(self.grid)
@@ -269,7 +355,19 @@ class Exchanges:
         return self.hold("calibrate", server_round, messages, arrays)
 
     def reach(self, server_round: int, clients: Sequence[int], *, within: float) -> set[int]:
-        """Which of `clients` answer a message that asks for nothing, `within` so many seconds."""
+        """Clients that answer an empty message in time.
+
+        Parameters
+        ----------
+        server_round : int
+        clients : sequence of int
+        within : float
+            Seconds to wait.
+
+        Returns
+        -------
+        set of int
+        """
         nodes = self.nodes.refresh(self.grid)
         content = RecordDict({self.keys.config: self.config(server_round, {})})
         messages = [
@@ -281,7 +379,7 @@ class Exchanges:
         return {self.partition(m) for m, answer in received if answer is not None and not answer.has_error()}
 
     def warn(self, server_round: int, text: str, *values: object) -> None:
-        """Log a warning about a round."""
+        """Log a warning about a round; `values` fill the % fields of `text`."""
         log(WARNING, f"[{self.stage}] round %d: {text}", server_round, *values)
 
     def partition(self, message: Message) -> int:

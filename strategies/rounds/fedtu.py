@@ -1,4 +1,4 @@
-"""FedTU: the targeted-unlearning exchange on top of any Flower strategy."""
+"""FedTU: the targeted-unlearning exchange on top of any Flower strategy (Oblivionis eq. 6)."""
 
 from __future__ import annotations
 
@@ -48,26 +48,46 @@ __all__ = [
 ]
 
 SERVING, CLOCK, SAMPLING, UNLEARNED = "serving/", "clock/", "sampling/", "unlearned/round"
-"""In a state, before the names of what the serving keeps, a simulated clock, and the sampling; where updates are
-compressed, the newest round with an exchange that served something."""
+"""Prefixes in a state of what the unlearning protocol, a simulated clock and the client sampling keep; where
+updates are compressed, the name of the newest round with an exchange that served a request."""
 
 
 class FedTU(WrappingStrategy):
-    """Rounds of FedTU, FedFT and evaluation around `inner`, which may be any Flower strategy.
+    """Rounds of FedTU (unlearning), FedFT (fine-tuning) and evaluation around any Flower strategy `inner`.
 
-    In a round with pending requests only the clients that asked are addressed first, and their requests are served as
-    `serving` says (Oblivionis eq. 6). Then `inner` samples clients, which start from the new model, and aggregates. Bad
-    answers never reach a model: see `strategies.replies.judge`. A round without a valid answer leaves the model and the
-    state of `inner` as they are.
+    In a round with pending requests only the clients that asked are addressed first, and their requests are served by
+    the unlearning protocol `serving` (Oblivionis eq. 6). Then `inner` samples clients, which start from the new model,
+    and aggregates. Invalid replies never reach a model: see `strategies.replies.judge`. A round without a valid reply
+    leaves the model and the state of `inner` as they are.
 
-    `requests`: where deletion requests come from (None: there are none). With `options.secure` they take
-    `options.cover`.
-    `serving`: how they are served (None: by the asking clients' unlearning, and nothing is remembered).
-    `listener`: hooks for progress and checkpoints.
-    `nodes`: share one `NodeMap` between all FedTU of a process, so that each node is asked for its partition once.
-    `eligible`: which partitions may be sampled for FedFT.
-    `evaluate_after_unlearn`: called with (round, arrays) on the model right after unlearning.
+    Parameters
+    ----------
+    inner : Strategy
+        Any Flower strategy.
+    requests : RequestSource, optional
+        Where deletion requests come from; None: there are none. With `options.secure` they need `options.cover`.
+    serving : UnlearningProtocol, optional
+        How requests are served; None: by the unlearning of the clients that ask, without server state.
+    listener : Listener, optional
+        Callbacks for progress and checkpoints.
+    nodes : NodeMap, optional
+        Share one between all FedTU of a process, so that each node is asked for its partition once.
+    eligible : callable (partition id) -> bool, optional
+        Which partitions may be sampled for FedFT; None: all.
+    evaluate_after_unlearn : callable (round, arrays) -> MetricRecord or None, optional
+        Evaluates the model right after unlearning.
+    options : Options, optional
+        All other settings.
 
+    Raises
+    ------
+    TypeError
+        If `requests` is no RequestSource.
+    ValueError
+        For options that do not fit this class or `serving`.
+
+    Notes
+    -----
     Flower's FedAvgM computes with its own copy of the model, `current_arrays`, and would undo the unlearning; whatever
     keeps such an ArrayRecord gets the current model before each round. Strategies that change the arrays' dtype
     (Flower's FedAdam makes float64) have their result cast back.
@@ -125,7 +145,12 @@ class FedTU(WrappingStrategy):
         super().summary()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state of `inner`, beside it those of the serving, a clock and the sampling behind their prefixes."""
+        """State for a checkpoint: `inner`'s, and with prefixes that of protocol, simulated clock and client sampling.
+
+        Returns
+        -------
+        dict of arrays
+        """
         clock = self._clock if self._arrivals is None else self._arrivals.state_dict()
         parts = {SERVING: self._serving.state_dict(), CLOCK: clock}
         if self._options.sampling is not None:
@@ -136,7 +161,13 @@ class FedTU(WrappingStrategy):
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError when one of its parts cannot be taken."""
+        """Restore the state of a checkpoint from `state_dict`.
+
+        Raises
+        ------
+        ValueError
+            When one of its parts cannot be loaded.
+        """
         own = (SERVING, CLOCK, UNLEARNED, *(() if self._options.sampling is None else (SAMPLING,)))
         super().load_state_dict({name: values for name, values in state.items() if not name.startswith(own)})
         self._serving.load_state_dict(part_of(state, SERVING))
@@ -146,9 +177,12 @@ class FedTU(WrappingStrategy):
             self._options.sampling.load_state_dict(part_of(state, SAMPLING))
 
     def go_on_from(self, state: Mapping[str, np.ndarray]) -> None:
-        """Begin with the state of `inner`, its moments, in `state`, what `state_dict` gave at the end of another stage.
+        """Start with the accumulators of `inner` from another stage's `state_dict`; the rest of it is left out.
 
-        What the other stage knew of its own exchanges is left out. Raises ValueError when `inner` cannot take it.
+        Raises
+        ------
+        ValueError
+            When `inner` cannot load it.
         """
         super().load_state_dict({name: values for name, values in state.items() if not name.startswith(self.own_state)})
 
@@ -164,10 +198,40 @@ class FedTU(WrappingStrategy):
         *,
         start_round: int = 1,
     ) -> Result:
-        """Run rounds `start_round` to `num_rounds` from `initial_arrays`; `timeout` in seconds per exchange.
+        """Run rounds `start_round` to `num_rounds`.
 
         To resume after round t pass that checkpoint's arrays, `load_state_dict` its state, and `start_round=t + 1`; the
-        initial evaluation (round 0) is then left out. Raises `NodeMapError`, Flower's AggregationError.
+        initial evaluation (round 0) is then left out.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's connection to the clients.
+        initial_arrays : ArrayRecord
+            The model to start from.
+        num_rounds : int
+            The last planned round; up to `options.extra_rounds` follow while requests are pending.
+        timeout : float
+            Seconds per exchange.
+        train_config, evaluate_config : ConfigRecord, optional
+            Settings for the messages to the clients.
+        evaluate_fn : callable (round, arrays) -> MetricRecord or None, optional
+            Evaluates on the server.
+        start_round : int, at least 1
+
+        Returns
+        -------
+        Result
+            Flower's, with the final model in `arrays`.
+
+        Raises
+        ------
+        NodeMapError
+            If no client can be found.
+        AggregationError
+            If aggregation fails, or the model is no longer finite.
+        ValueError
+            If `start_round` is below 1.
         """
         if start_round < 1:
             raise ValueError(f"start_round is {start_round}, expected at least 1")
@@ -193,6 +257,7 @@ class FedTU(WrappingStrategy):
         return run.result
 
     def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
+        """The exchanges of one `start`, with the reply stream where replies are taken one by one."""
         stage, seed = self._options.stage, self._options.seed
         numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
         if self._options.one_by_one:
@@ -219,6 +284,7 @@ class FedTU(WrappingStrategy):
         waiting: Sequence[UnlearnRequest],
         again: Sequence[UnlearnRequest],
     ) -> ArrayRecord:
+        """One round: unlearning if requests are due, training, evaluation, checkpoint; returns the new model."""
         began = time.monotonic()
         self._listener.round_started(server_round, max(run.num_rounds, server_round))
         run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
@@ -242,13 +308,13 @@ class FedTU(WrappingStrategy):
         return arrays
 
     def _barrier(self, run: Run, server_round: int) -> None:
-        """From now on nothing counts that clients kept back of updates of a round before this one."""
+        """From this round on ignore error-feedback residuals that clients kept from earlier rounds."""
         self._unlearned = server_round
         if self._options.compression is not None:
             run.train_config[message_keys.UNLEARNED_ROUND] = server_round
 
     def _installed(self, run: Run, server_round: int) -> None:
-        """A FedTU exchange made the model that the round goes on with; nobody is training meanwhile."""
+        """Hook: a FedTU exchange produced the current model; in synchronous rounds no client trains meanwhile."""
 
     def _unlearn(
         self,
@@ -258,7 +324,7 @@ class FedTU(WrappingStrategy):
         waiting: Sequence[UnlearnRequest],
         again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
-        """The FedTU exchange: the new arrays, and whether any request was served, for the first time or `again`."""
+        """Hold the FedTU exchange; returns the new arrays, and whether any request was served, first or `again`."""
         known = {r.request_id for r in again}
         asking = by_client([*waiting, *again])
         expected = arrays if self._serving.models_travel else None
@@ -296,7 +362,7 @@ class FedTU(WrappingStrategy):
         waiting: Sequence[UnlearnRequest],
         again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
-        """The FedTU exchange as a secure sum over those that ask and others that cover them; returns as `_unlearn`."""
+        """Hold the FedTU exchange as a secure sum over clients that ask and others as cover; returns as `_unlearn`."""
         known = {r.request_id for r in again}
         asking = by_client([*waiting, *again])
         messages = self._demands(run, server_round, arrays, asking, known)
@@ -326,7 +392,7 @@ class FedTU(WrappingStrategy):
         return new, changed
 
     def _note_cover(self, server_round: int, summed: Summed, before: ArrayRecord, after: ArrayRecord) -> None:
-        """Tell a source that does not know who asks what became of an exchange."""
+        """Report the outcome of an exchange to a source of hidden requests."""
         assert summed.terms is not None
         session = summed.terms.session
         commitments = {client: str(told.get(stage_keys.COMMITMENT, "")) for client, told in summed.told.items()}
@@ -339,7 +405,7 @@ class FedTU(WrappingStrategy):
     def _covers(
         self, run: Run, server_round: int, arrays: ArrayRecord, asking: Mapping[int, Sequence[UnlearnRequest]]
     ) -> list[Message]:
-        """Messages to clients drawn among those that may train, until the exchange goes to `cover` of them."""
+        """Messages to sampled clients without requests, until the exchange goes to `cover` clients."""
         others = [n for n in run.eligible.get_node_ids() if self._nodes.partition(n) not in asking]
         missing = max(0, self._options.cover - sum(client in run.partition_to_node for client in asking))
         with seeded(self._options.seed, self._options.stage, server_round, "cover"):
@@ -360,7 +426,7 @@ class FedTU(WrappingStrategy):
         asking: Mapping[int, Sequence[UnlearnRequest]],
         known: Collection[str],
     ) -> list[Message]:
-        """A message to every connected client that asks; the requests of the others fail, but for the `known` ones."""
+        """Messages to all connected clients with requests; requests of absent clients fail, except the `known` ones."""
         records = {} if model is None else {self._keys.arrays: model}
         records |= self._serving.beside(asking)
         messages = []
@@ -384,6 +450,7 @@ class FedTU(WrappingStrategy):
         return messages
 
     def _answer(self, client: int, reply: Message, asked: Sequence[UnlearnRequest]) -> Answer:
+        """A valid reply as the protocol takes it, weighted by the records that the client was asked to forget."""
         model = reply.content.array_records[self._keys.arrays] if self._serving.models_travel else None
         numbers = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
         return Answer(client, model, sum(r.num_records for r in asked), numbers)
@@ -391,7 +458,7 @@ class FedTU(WrappingStrategy):
     def _note_served(
         self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
     ) -> bool:
-        """Report requests as served, those of `known` once more; whether any was for the first time."""
+        """Report requests as served, or served again if `known`; returns whether any was served first."""
         for request in asked:
             if request.request_id in known:
                 self._requests.served_again(request, server_round, info)
@@ -400,13 +467,13 @@ class FedTU(WrappingStrategy):
         return any(request.request_id not in known for request in asked)
 
     def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
-        """Report requests that fail for another reason than the client's reply."""
+        """Report that requests failed for a reason other than the client's reply."""
         self._listener.reply(client, False, reason)
         for request in asked:
             self._requests.failed(request, server_round, reason)
 
     def _train(self, run: Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
-        """The FedFT exchange: the new arrays and the clients' averaged metrics."""
+        """Hold the FedFT exchange; returns the new arrays and the clients' averaged metrics."""
         self.refresh_copies(arrays)
         verdicts = self._trained(run, server_round, arrays)
         good = [(v.partition, v.reply) for v in verdicts if v.reply is not None]
@@ -432,7 +499,7 @@ class FedTU(WrappingStrategy):
         return arrays, dict(metrics or {})
 
     def _trained(self, run: Run, server_round: int, arrays: ArrayRecord) -> list[ReplyCheck]:
-        """Let `inner` sample clients and have them train; their judged replies."""
+        """Let `inner` sample clients, have them train, and return their checked replies."""
         able, least = len(run.eligible.get_node_ids()), max(1, self._adapted.min_train_nodes)
         if able == 0:
             run.exchanges.warn(server_round, "no client may be sampled")
@@ -465,13 +532,14 @@ class FedTU(WrappingStrategy):
         return verdicts
 
     def _drawing(self, server_round: int) -> Drawing:
+        """The client selection of a round by `options.sampling`, with its seed."""
         assert self._options.sampling is not None
         return Drawing(self._options.sampling, (self._options.seed, self._options.stage, server_round, "sampling"))
 
     def _redirected(
         self, run: Run, server_round: int, drawing: Drawing, messages: Sequence[Message], least: int
     ) -> list[Message]:
-        """`messages` to the clients that are drawn; none where they are fewer than `least`."""
+        """Send `messages` to the selected clients instead; none where fewer than `least` are selected."""
         reach = partial(run.exchanges.reach, server_round, within=self._options.available_within)
         found = drawing.redirect(messages, run.eligible.partitions(), reach)
         if len(found) < len(messages):
@@ -482,6 +550,7 @@ class FedTU(WrappingStrategy):
         return []
 
     def _evaluate_on_clients(self, run: Run, server_round: int, arrays: ArrayRecord) -> None:
+        """Hold the evaluation exchange, if `inner` evaluates on clients, and keep its metrics."""
         if self._adapted.fraction_evaluate == 0.0 or not run.eligible.get_node_ids():
             return
         with seeded(self._options.seed, self._options.stage, server_round, "evaluate"):
@@ -495,6 +564,7 @@ class FedTU(WrappingStrategy):
     def _evaluate(
         self, evaluate: Evaluate, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
     ) -> None:
+        """Evaluate on the server between the callbacks `evaluating` and `evaluated`."""
         began = time.monotonic()
         self._listener.evaluating(server_round, moment)
         metrics = evaluate(server_round, arrays)

@@ -1,4 +1,4 @@
-"""A Flower grid around another: what its subclasses do not change goes to that one."""
+"""A Flower grid that forwards to another one, as a base class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategies.flower_internals import NodeInfo
 
 
 class PassingGrid(Grid):
-    """Passes every call on to `grid`."""
+    """Forwards every call to `grid`."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

@@ -1,4 +1,4 @@
-"""A federation without processes: a Flower Grid whose nodes are Python functions, for tests and measurements."""
+"""An in-memory federation: a Flower Grid whose nodes are Python functions, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ Node = Callable[[Message], RecordDict | Error | None]
 
 
 class MemoryGrid(Grid):
-    """Messages are answered one by one, at once.
+    """A Grid that answers messages one by one, at once, in this process.
 
-    `nodes` maps partition ids to functions; the grid answers `query` messages itself. `node_ids` are Flower's ids of
-    the partitions (default: partition + 1000). Error replies come from node 1, as Flower's own do. `order` rearranges
-    the replies. `sent` counts messages by type; `log` keeps (message type, partition, content) when `keep_log` is set.
+    The grid answers `query` messages itself. Error replies come from node 1, as Flower's own do. `sent` counts messages
+    by type; `log` keeps (message type, partition, content) with `keep_log`.
+
+    Parameters
+    ----------
+    nodes : mapping of int to function
+        Nodes by partition id.
+    node_ids : mapping of int to int, optional
+        Flower's ids of the partitions; default: partition + 1000.
+    order : callable (list of Message) -> list of Message, optional
+        Rearranges the replies.
+    keep_log : bool
     """
 
     def __init__(
@@ -44,7 +53,7 @@ class MemoryGrid(Grid):
         identify_process()
 
     def set_run(self, run) -> None:
-        """There is no run."""
+        """Ignored: there is no run."""
 
     @property
     def run(self):
@@ -82,7 +91,7 @@ class MemoryGrid(Grid):
         return self._order(replies) if self._order else replies
 
     def _partition(self, node: int) -> int | None:
-        """Of a node id; tests may change `node_ids` at any time."""
+        """The partition of a node id; tests may change `node_ids` at any time."""
         partition = self._by_node.get(node)
         if partition is None or self.node_ids.get(partition) != node:
             self._by_node = {n: p for p, n in self.node_ids.items()}
@@ -90,6 +99,7 @@ class MemoryGrid(Grid):
         return partition
 
     def _deliver(self, message: Message) -> RecordDict | Error | None:
+        """The answer of a node to a message."""
         kind = message.metadata.message_type
         self.sent[kind] += 1
         partition = self._partition(message.metadata.dst_node_id)

@@ -1,4 +1,4 @@
-"""Versions of the global model in asynchronous rounds, and the barrier that no older update passes."""
+"""Versions of the global model in asynchronous rounds, and the barrier against updates from before an unlearning."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022, arXiv:2106.06639).
+    """Settings of buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022, arXiv:2106.06639).
 
-    `size` K: updates that make a server step. `concurrency` M: clients that train at any time. An update computed from
-    a model that s server steps have changed since counts (1 + s)^−`staleness_exponent` of itself; the paper's choice is
-    ½. Raises ValueError for values out of range.
+    Attributes
+    ----------
+    size : int, at least 1
+        Updates K that make a server step.
+    concurrency : int, at least 1
+        Clients M that train at any time.
+    staleness_exponent : float, at least 0
+        a: an update computed s server steps ago is weighted by (1 + s)^−a; ½ in the paper.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     size: int
@@ -26,27 +36,32 @@ class Buffer:
             raise ValueError(f"staleness_exponent is {self.staleness_exponent}, expected at least 0")
 
     def weight(self, staleness: int) -> float:
-        """What an update of this staleness counts, 1 for 0."""
+        """Weight (1 + staleness)^−a of an update, 1 for 0."""
         return (1.0 + staleness) ** -self.staleness_exponent
 
 
 @dataclass(slots=True)
 class Versions:
-    """`now`: the version of the global model; 0 is the one that a stage starts from, and whatever changes it adds one.
+    """Counts the versions of the global model.
 
-    `barrier`: the version that the newest unlearning made. Every earlier model may have known what was forgotten, and
-    so may every update computed from one, whichever client computed it and whatever it trained on.
+    Attributes
+    ----------
+    now : int
+        The current version; 0 is the one that a stage starts from, and every change adds one.
+    barrier : int
+        The version that the newest unlearning made. Every earlier model may contain what was forgotten, and so may
+        every update computed from one, whichever client computed it and on whatever data.
     """
 
     now: int = 0
     barrier: int = 0
 
     def stepped(self) -> None:
-        """Clients' updates changed the model."""
+        """Count a server step."""
         self.now += 1
 
     def unlearned(self) -> None:
-        """An unlearning changed the model."""
+        """Count an unlearning, and raise the barrier to it."""
         self.now += 1
         self.barrier = self.now
 
@@ -55,5 +70,5 @@ class Versions:
         return version >= self.barrier
 
     def staleness(self, version: int) -> int:
-        """How many server steps lie between this version, which is admitted, and the present one."""
+        """Server steps from an admitted version to the current one."""
         return self.now - version

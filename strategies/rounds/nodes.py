@@ -1,4 +1,4 @@
-"""Partition ids instead of Flower's random node ids, and sampling that is the same on every run."""
+"""Which Flower node is which partition, and client sampling that is reproducible."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_PARTITIONS = 2**31
 
 
 class Identities(Protocol):
-    """Whom a partition belongs to, by the public keys with which nodes show who they are."""
+    """Whom a partition belongs to, by the public keys with which nodes authenticate."""
 
     def refusal(self, partition: int, key: bytes) -> str:
-        """Why the node with this key cannot be `partition`; empty if it may."""
+        """Why the node with this key may not be `partition`; empty if it may."""
         ...
 
     def bind(self, partition: int, key: bytes) -> None:
-        """From now on `partition` is the node with this key."""
+        """Bind `partition` to the node with this key."""
         ...
 
 
@@ -42,21 +42,33 @@ class NodeMap:
 
     Node ids are random; partition ids are what requests, logs and seeds refer to. One `query` message per node finds
     the partition; only a node that did not answer is asked again. Share one map between all stages of a process.
+    `answers` keeps what nodes replied, by partition id; `engaged` can be set to a function that gives the node ids that
+    are at work, which `ask` leaves out.
 
-    The first `refresh` waits until `expected` nodes are connected, but no longer than `wait_s` seconds when there are
-    `min_nodes`; later ones wait for `min_nodes` only, since clients come and go. `timeout_s`: how long a query may
-    take. `config` goes into the query; what a node answered is kept in `answers`, by partition id.
+    A partition is what a node claims, so conflicting claims are not believed: with `identities` the node's key decides.
+    Without, who came first keeps the partition while it is connected, and of two that claim it at once neither gets it,
+    for one of them would get the other's requests.
 
-    A partition is what a node says of itself, so nobody is believed who says what another one says: with `identities`
-    the node's key decides. Without, who came first keeps the partition while it is connected, and of two that claim it
-    at once neither gets it, for one of them would get the other's requests. `partitions`: how many there are (None: any
-    number counts). `set_aside` is told (partition, node, reason) of every node whose claim was refused, once for each.
-
-    `engaged`: the nodes that are at work while others are asked, and would answer when that is done; `ask` leaves them
-    out.
-    `roster`: what a simulation knows of its nodes. Then only those with the lowest and the highest partition are asked,
-    and if they say the same, the others are taken at the roster's word (which each of their replies confirms); else all
-    are asked. With it, `answers` has what those two said alone.
+    Parameters
+    ----------
+    expected, min_nodes : int
+        The first `refresh` waits until `expected` nodes are connected, but no longer than `wait_s` when there are
+        `min_nodes`; later ones wait for `min_nodes` only, since clients come and go.
+    wait_s : float
+        Seconds.
+    timeout_s : float
+        Seconds that a query may take.
+    config : mapping, optional
+        Settings that go into the query.
+    partitions : int, optional
+        How many there are; None: any number is accepted.
+    identities : Identities, optional
+    set_aside : callable (partition, node, reason), optional
+        Called once for every node and claim that was refused.
+    roster : callable () -> mapping of partition by node id, optional
+        What a simulation knows of its nodes. Then only those with the lowest and the highest partition are asked; if
+        they confirm it, it is taken for the others (which each of their replies confirms), else all are asked.
+        `answers` then has the replies of those two alone.
     """
 
     def __init__(
@@ -84,10 +96,23 @@ class NodeMap:
         self.engaged: Callable[[], Collection[int]] = lambda: ()
 
     def refresh(self, grid: Grid, *, retry: bool = False) -> dict[int, int]:
-        """Partition → node id of all connected and known nodes, in partition order.
+        """Find the connected nodes, and ask new ones for their partition.
 
-        New nodes are asked for their partition; with `retry` also those that did not answer before.
-        Raises `NodeMapError` when too few nodes connect in time, or when none has ever told its partition.
+        Parameters
+        ----------
+        grid : Grid
+        retry : bool
+            Also ask those that did not answer before.
+
+        Returns
+        -------
+        dict of int
+            Node id by partition, in partition order.
+
+        Raises
+        ------
+        NodeMapError
+            When too few nodes connect in time, or no node has ever reported its partition.
         """
         nodes = self._wait(grid)
         present = set(nodes)
@@ -101,10 +126,24 @@ class NodeMap:
         return dict(sorted(connected.items()))
 
     def ask(self, grid: Grid, settings: Callable[[int], Mapping[str, object]]) -> dict[int, RecordDict]:
-        """Ask the connected nodes that are not engaged again, with the settings of their partitions on top of `config`.
+        """Query the connected nodes again, except those that are engaged.
 
-        Returns what those that answered said, which is then in `answers`, too. A node that does not answer, or claims
-        another partition than before, is left out with a warning. Raises as `refresh`.
+        Parameters
+        ----------
+        grid : Grid
+        settings : callable (partition) -> mapping
+            Settings on top of `config`.
+
+        Returns
+        -------
+        dict of RecordDict
+            The replies by partition, which then are in `answers`, too. A node that does not answer, or claims another
+            partition than before, is left out with a warning.
+
+        Raises
+        ------
+        NodeMapError
+            As `refresh`.
         """
         engaged = set(self.engaged())
         connected = {p: node for p, node in self.refresh(grid, retry=True).items() if node not in engaged}
@@ -135,6 +174,7 @@ class NodeMap:
         return -1 if partition is None else partition
 
     def _wait(self, grid: Grid) -> list[int]:
+        """Wait for enough nodes, and return their ids."""
         deadline = time.monotonic() + self._wait_s
         wanted = max(self._expected, self._min_nodes)
         while len(nodes := list(grid.get_node_ids())) < wanted:
@@ -149,7 +189,7 @@ class NodeMap:
         return nodes
 
     def _enrolled(self, grid: Grid, new: list[int], connected: Collection[int]) -> list[int]:
-        """Take up those of `new` that the roster knows; returns the others, which must be asked."""
+        """Take over those of `new` that the roster knows; returns the others, which must be asked."""
         roster = {} if self._roster is None else self._roster()
         beyond = {n for n in new if self._partitions is not None and roster.get(n, -1) >= self._partitions}
         self._tell_of_those_beyond([roster[n] for n in beyond - self._silent])
@@ -169,6 +209,7 @@ class NodeMap:
         return [n for n in new if n not in self._partition and n not in beyond and n not in asked]
 
     def _tell_of_those_beyond(self, partitions: Sequence[int]) -> None:
+        """Warn of nodes that claim partitions which there are not."""
         if partitions:
             low, high = min(partitions), max(partitions)
             which = f"{low} to {high}" if len(partitions) > 1 else str(low)
@@ -176,6 +217,7 @@ class NodeMap:
             log(WARNING, text, len(partitions), which, self._partitions)
 
     def _ask(self, grid: Grid, nodes: list[int], connected: Collection[int]) -> None:
+        """Ask nodes for their partition, and enter the claims that are accepted."""
         if not nodes:
             return
         content = RecordDict({message_keys.CONFIG: ConfigRecord(self._config)})  # type: ignore[arg-type]
@@ -216,7 +258,7 @@ class NodeMap:
     def _refused(
         self, partition: int, nodes: Sequence[int], keys: Mapping[int, bytes], connected: Collection[int]
     ) -> dict[int, str]:
-        """Why which of `nodes`, all of which claim `partition`, do not get it. At most one of them does."""
+        """Why each of `nodes`, which all claim `partition`, does not get it; at most one of them gets it."""
         if self._identities is not None:
             why = {n: self._identities.refusal(partition, keys.get(n, b"")) for n in nodes}
             refused = {n: reason for n, reason in why.items() if reason}
@@ -233,6 +275,7 @@ class NodeMap:
         return refused
 
     def _refuse(self, partition: int, node: int, reason: str) -> None:
+        """Set a node aside, with one warning for each claim."""
         self._silent.add(node)
         if (partition, node) not in self._told_of:
             self._told_of.add((partition, node))
@@ -241,6 +284,7 @@ class NodeMap:
                 self._set_aside(partition, node, reason)
 
     def _enter(self, partition: int, node: int) -> None:
+        """Enter that `node` holds `partition`."""
         self._silent.discard(node)
         old = self._node.get(partition)
         if old is not None and old != node:
@@ -250,6 +294,7 @@ class NodeMap:
 
 
 def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | None]:
+    """What is wrong with a reply to the query (empty if nothing), and the partition in it."""
     if answer is None:
         return f"no answer to the query within {timeout_s:.0f} s", None
     if answer.has_error():
@@ -264,7 +309,15 @@ def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | 
 
 
 class OrderedGrid(PassingGrid):
-    """A Grid that shows a strategy the eligible nodes in partition order, so that its sampling is reproducible."""
+    """A Grid that shows a strategy the eligible nodes in partition order, so that its sampling is reproducible.
+
+    Parameters
+    ----------
+    grid : Grid
+    nodes : NodeMap
+    eligible : callable (partition) -> bool, optional
+        None: all.
+    """
 
     def __init__(self, grid: Grid, nodes: NodeMap, eligible: Callable[[int], bool] | None = None) -> None:
         super().__init__(grid)
@@ -273,7 +326,7 @@ class OrderedGrid(PassingGrid):
 
     @contextmanager
     def held(self, hold: bool = True) -> Iterator[None]:
-        """Inside, with `hold`, the nodes are those that there were at first: they are not listed anew."""
+        """Context in which the list of nodes is frozen, unless `hold` is False."""
         self._held = self.partitions() if hold else None
         try:
             yield
@@ -285,7 +338,7 @@ class OrderedGrid(PassingGrid):
         return list(self.partitions().values())
 
     def partitions(self) -> dict[int, int]:
-        """Partition → node id of the same, in partition order."""
+        """Node id by partition of the eligible nodes, in partition order."""
         if self._held is not None:
             return self._held
         known = self._nodes.refresh(self._grid)
@@ -294,7 +347,7 @@ class OrderedGrid(PassingGrid):
 
 @contextmanager
 def seeded(*labels: object) -> Iterator[None]:
-    """Seed Python's global `random` (Flower's samplers use it) from `labels`, and put its state back afterwards."""
+    """Context in which Python's global `random` (Flower's samplers use it) is seeded from `labels`, then restored."""
     saved = random.getstate()
     random.seed("/".join(map(str, labels)))
     try:

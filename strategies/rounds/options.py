@@ -1,4 +1,4 @@
-"""The settings of FedTU that are plain values."""
+"""Settings of FedTU that are plain values."""
 
 from __future__ import annotations
 
@@ -20,34 +20,56 @@ from strategies.submodel import Fitting
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How FedTU goes about a stage.
+    """Settings of FedTU for one stage.
 
-    `seed`, `stage`: with the round they seed the sampling, so that every run samples the same partitions; both go into
-    the config of each message.
-    `unlearn_config`: further settings for the messages to clients that ask to forget.
-    `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
-    `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
-    `numbers`: by kind of exchange, which numbers are taken of replies, `strategies.metric_schema.NUMBERS` say; of a
-    kind that is not named all are.
-    `bounds`: what a single client may count at most; None: whatever it sends and tells.
-    `secure`: how FedFT and FedTU exchanges are held as secure sums (`strategies.secure`), in which `bounds` see nobody;
-    None: models come back one by one.
-    `cover`: with `secure`, to how many clients a FedTU exchange goes; those that ask for nothing send a masked zero.
-    `cover_each`: what several clients unlearn counts in full for each, not by the records that they forget.
-    `private_mean`: makes one update of those of an exchange, with differential privacy; None: there is none. Updates
-    shortened by the median of all (`bounds.max_update_norm`) would each depend on every client: ValueError.
-    `deadline`: a FedFT exchange goes on with the answers that came in so many seconds; FedTU exchanges do not.
-    `oversample`: of a FedFT exchange for m clients ⌈m · oversample⌉ are asked, and m answers waited for.
-    `durations`: a simulated clock takes the place of the machine's; None: there is none.
-    `buffer`: rounds are asynchronous (`strategies.rounds.buffered.BufferedFedTU`); None: they are not.
-    `fitting`: which clients receive the model in a form of their own, `strategies.rules.lora_ranks.LoraRanks` say. Not
-    with `secure`: models of several forms have no sum (ValueError).
-    `compression`: how clients may send what they learned (`strategies.rounds.compression`); None: as models alone. Not
-    with `secure` either.
-    `sampling`: which clients fine-tune in a round, as many as the strategy within would take; None: it draws them
-    itself. One that gives weights of its own is a ValueError beside `secure` and `private_mean`, where nobody sees
-    single clients' updates.
-    `available_within`: how long a client may take to answer whether it is there, in seconds.
+    Attributes
+    ----------
+    seed, stage : int, str
+        With the round they seed the sampling, so that every run samples the same partitions; both go into the config of
+        each message.
+    unlearn_config : mapping
+        Further settings for the messages to clients that ask to forget.
+    server_state_on_unlearn : {"keep", "reset"}
+        `reset` calls `inner.reset_state()` after each FedTU exchange that served a request for the first time.
+    extra_rounds : int
+        At most so many rounds are added while requests are pending after the last planned round.
+    numbers : mapping
+        By kind of exchange, which metrics are accepted from replies, such as `strategies.metric_schema.NUMBERS`; all
+        for a kind that is not named.
+    bounds : Bounds, optional
+        Limits on what a single client contributes; None: none.
+    secure : SecureSettings, optional
+        FedFT and FedTU exchanges are held as secure sums (`strategies.secure`), to which `bounds` cannot apply; None:
+        models come back one by one.
+    cover : int
+        With `secure`: to how many clients a FedTU exchange goes; those without a request send a masked zero.
+    cover_each : bool
+        The update of each client that unlearns counts in full, not by the records that it forgets.
+    private_mean : PrivateMean, optional
+        Aggregates the updates of an exchange with differential privacy. Not with `bounds.max_update_norm`, by which
+        each update would depend on every client.
+    deadline : float, optional
+        Seconds after which a FedFT exchange goes on with the replies that have come; FedTU exchanges do not.
+    oversample : float, at least 1
+        Of a FedFT exchange for m clients ⌈m · oversample⌉ are asked, and m replies waited for.
+    durations : Durations, optional
+        A simulated clock; None: the machine's.
+    buffer : Buffer, optional
+        Rounds are asynchronous (`strategies.rounds.buffered.BufferedFedTU`); None: synchronous.
+    fitting : Fitting, optional
+        Which clients receive a submodel, such as `strategies.rules.lora_ranks.LoraRanks`. Not with `secure`.
+    compression : Compression, optional
+        How clients may compress their updates; None: models alone. Not with `secure`.
+    sampling : Sampling, optional
+        Which clients fine-tune in a round, as many as the inner strategy would sample; None: it samples them itself.
+        One with weights of its own is not possible with `secure` or `private_mean`, where nobody sees single updates.
+    available_within : float
+        Seconds that a client may take to answer whether it is there.
+
+    Raises
+    ------
+    ValueError
+        For values out of range, and for options that exclude each other.
     """
 
     seed: int = 0
@@ -103,10 +125,10 @@ class Options:
 
     @property
     def hurried(self) -> bool:
-        """Whether synchronous rounds may go on without clients that are slow."""
+        """Whether synchronous rounds may go on without slow clients."""
         return self.deadline is not None or self.oversample > 1
 
     @property
     def one_by_one(self) -> bool:
-        """Whether answers are taken as they come."""
+        """Whether replies are taken one by one as they come."""
         return self.hurried or self.durations is not None or self.buffer is not None

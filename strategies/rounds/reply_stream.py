@@ -1,4 +1,4 @@
-"""Answers one after another, in the order in which they come: by the machine's clock, or by one that is simulated."""
+"""A stream of replies in the order in which they come, by the machine's clock or a simulated one."""
 
 from __future__ import annotations
 
@@ -28,27 +28,37 @@ Who = Callable[[Message], int]
 
 
 class Pauses:
-    """How long to wait before answers are asked for again: so that asking takes two percent of the time.
+    """Polling interval that keeps the time spent on polling at about two percent.
 
-    That goes by the quickest question so far, since another one waited for the processor, which clients keep busy in a
-    simulation, or fetched answers: a pause of fifty times that would be spent in vain.
+    It follows the shortest poll so far, since a longer one waited for the processor, which clients keep busy in a
+    simulation, or fetched replies.
     """
 
     def __init__(self) -> None:
         self._cost = math.inf
 
     def after(self, cost: float) -> float:
-        """Seconds to wait after a question that took `cost` seconds."""
+        """Seconds to wait after a poll that took `cost` seconds, from 0.005 to 0.5."""
         self._cost = min(self._cost, cost)
         return min(max(self._cost / _POLLING_SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A message on its way, or its answer. `message` is None where only the time is left of it after a resume.
+    """A message that was sent and whose reply is awaited.
 
-    `since`, `due`: seconds on the clock; the latter is known beforehand on a simulated one alone. `void`: whatever
-    comes is thrown away.
+    Attributes
+    ----------
+    client : int
+    group : str
+        `EXCHANGE` or `FLIGHT`.
+    message : Message or None
+        None where only the time is left of it after a resume.
+    since, due : float
+        Seconds on the clock at which it was sent and at which its reply comes; the latter is known beforehand on a
+        simulated clock alone, else infinite.
+    void : bool
+        The reply is to be discarded.
     """
 
     client: int
@@ -64,7 +74,7 @@ Arrived = tuple[Sent, Message | None]
 
 
 class Arrivals(ABC):
-    """Sends messages, and hands out answers as they come. `now`: seconds on its clock."""
+    """Sends messages, and hands out replies as they come."""
 
     @property
     @abstractmethod
@@ -72,43 +82,76 @@ class Arrivals(ABC):
 
     @abstractmethod
     def send(self, messages: Sequence[Message], group: str, due: Sequence[float] | None = None) -> list[Sent]:
-        """Send `messages`; `due`: when their answers come, for those that a resumed run sends again."""
+        """Send messages.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+        group : str
+            `EXCHANGE` or `FLIGHT`.
+        due : sequence of float, optional
+            When the replies come, for messages that a resumed run sends again; a real clock ignores it.
+
+        Returns
+        -------
+        list of Sent
+            In the order of `messages`.
+        """
 
     @abstractmethod
     def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
-        """The answers of `group` that have come at the next moment at which any does, void ones too.
+        """Wait for the next replies of a group, void ones included.
 
-        They are in order of time and client: the first `most` of them, the others follow next time. Empty where nothing
-        is on its way, or nothing has come and nothing comes by `until`, which the clock then says.
+        Parameters
+        ----------
+        until : float
+            Time on the clock at which to give up.
+        group : str
+        most : int, optional
+            At most so many; the others follow with the next call.
+
+        Returns
+        -------
+        list of (Sent, Message or None)
+            All that have come at the next time at which any does, ordered by time and client. Empty where nothing is
+            under way, or nothing comes by `until`, which a simulated clock then shows.
         """
 
     @abstractmethod
     def forget(self, sent: Sent) -> None:
-        """Wait for it no more; what may still come is thrown away unseen."""
+        """Stop waiting for a reply; if it still comes it is discarded unseen."""
 
     @abstractmethod
     def underway(self, group: str) -> list[Sent]:
-        """What is on its way."""
+        """Messages of a group whose replies have not come."""
 
     def engaged(self) -> Collection[int]:
-        """Node ids of clients that are at work, so that a query would have to wait."""
+        """Node ids of clients that are at work, so that a query to them would have to wait."""
         return ()
 
     def state_dict(self) -> dict[str, NDArray]:
-        """What must last beyond a round; empty for the machine's clock."""
+        """State for a checkpoint; empty for the machine's clock."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError for a state where there is none."""
+        """Restore a `state_dict`; ValueError for a state where there is none."""
         if state:
             raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
 
 
 class RealArrivals(Arrivals):
-    """By the machine's clock, from the moment on at which it is made.
+    """Reply stream by the machine's clock, which starts at 0 when the object is made.
 
-    A message that is lost (the node restarted, the SuperLink refused it) is one whose answer never comes: what is void
-    is believed to be on its way for `patience` seconds.
+    A lost message (the node restarted, the SuperLink refused it) is one whose reply never comes; a void one counts as
+    under way for `patience` seconds.
+
+    Parameters
+    ----------
+    grid : Grid
+    who : callable (Message) -> int
+        The client that a message goes to.
+    patience : float
+        Seconds.
     """
 
     def __init__(self, grid: Grid, who: Who, *, patience: float) -> None:
@@ -163,6 +206,7 @@ class RealArrivals(Arrivals):
         return {one.message.metadata.dst_node_id for one in self._open.values() if one.message is not None}
 
     def _poll(self) -> None:
+        """Fetch the replies that have come, and give up void messages that are older than `patience`."""
         for one in [one for one in self._open.values() if one.void and self.now - one.since > self._patience]:
             self.forget(one)
         if not self._open:
@@ -177,12 +221,21 @@ class RealArrivals(Arrivals):
 
 
 class SimulatedArrivals(Arrivals):
-    """By a clock that `durations` move, for simulations: the order of answers is the same on every run and machine.
+    """Reply stream by a simulated clock: the order of replies is the same on every run and machine.
 
-    What the clients compute is real and goes on side by side as far as the machine allows; of each answer is waited
-    for when its time comes, for `patience` seconds of real time at most. A client does one thing at a time: what is
-    sent to it while it works begins when that is done, also where nobody waits for the answer any more. An answer that
-    is void is not waited for.
+    What the clients compute is real and runs in parallel as far as the machine allows; each reply is waited for when
+    its simulated time comes, unless it is void. A client does one thing at a time: a message to a busy client starts
+    when the earlier work is done, also where nobody waits for that reply any more.
+
+    Parameters
+    ----------
+    grid : Grid
+    who : callable (Message) -> int
+        The client that a message goes to.
+    durations : Durations
+        How long replies take.
+    patience : float
+        Most seconds of real time to wait for a reply.
     """
 
     def __init__(self, grid: Grid, who: Who, durations: Durations, *, patience: float) -> None:
@@ -230,17 +283,24 @@ class SimulatedArrivals(Arrivals):
         return [one for one in self._open if one.group == group]
 
     def state_dict(self) -> dict[str, NDArray]:
-        """The time, and until when clients work for nothing: (client, group, due) each."""
+        """The time, and the void messages still under way.
+
+        Returns
+        -------
+        dict
+            `now` (1,) and `void` (n, 3): client, group number and due time; float64.
+        """
         void = [(one.client, _GROUPS.index(one.group), one.due) for one in self._open if one.void]
         return {"now": np.array([self._now]), "void": np.array(void, dtype=np.float64).reshape(-1, 3)}
 
     def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
-        """Continue from what `state_dict` gave; empty: from the beginning."""
+        """Restore a `state_dict`; an empty one means the start."""
         self._now = float(state["now"][0]) if state else 0.0
         rows = state["void"].tolist() if state else []
         self._open = [Sent(int(c), _GROUPS[int(g)], None, self._now, due, void=True) for c, g, due in rows]
 
     def _finish(self, client: int, message: Message) -> float:
+        """When the reply of a client to a message comes, after whatever it is doing."""
         config = message.content.config_records.get(message_keys.CONFIG, {})
         stage, server_round = str(config.get(message_keys.STAGE, "")), int(config.get(message_keys.SERVER_ROUND, 0))  # type: ignore[arg-type]
         free = max((one.due for one in self._open if one.client == client), default=self._now)
@@ -248,7 +308,7 @@ class SimulatedArrivals(Arrivals):
         return max(free, self._now) + seconds
 
     def _replies(self, messages: Sequence[Message]) -> dict[int, Message | None]:
-        """The answers to `messages`, by the identity of these."""
+        """The replies to `messages`, by the identity of these; waits for `patience` seconds of real time."""
         missing = {message.metadata.message_id for message in messages}
         received: list[Message] = []
         deadline = time.monotonic() + self._patience
@@ -271,7 +331,24 @@ class SimulatedArrivals(Arrivals):
 def arriving(
     grid: Grid, who: Who, patience: float, durations: Durations | None, state: Mapping[str, NDArray]
 ) -> Arrivals:
-    """By a clock that `durations` move, from `state` on; by the machine's where there are none."""
+    """Make the reply stream of a run.
+
+    Parameters
+    ----------
+    grid : Grid
+    who : callable (Message) -> int
+        The client that a message goes to.
+    patience : float
+        Seconds of real time to wait for a reply.
+    durations : Durations or None
+        None: the machine's clock; else a simulated one.
+    state : mapping
+        `state_dict` of a simulated clock; empty: from the start.
+
+    Returns
+    -------
+    Arrivals
+    """
     if durations is None:
         return RealArrivals(grid, who, patience=patience)
     arrivals = SimulatedArrivals(grid, who, durations, patience=patience)
@@ -288,11 +365,27 @@ def collect(
     progress: Callable[[int], None] = lambda count: None,
     too_late: Callable[[int], None] = lambda client: None,
 ) -> tuple[list[tuple[Message, Message | None]], list[Message]]:
-    """Send `messages` and wait until `enough` answers without an error have come, or the clock says `until`.
+    """Send messages and wait for enough replies, or until a time on the clock.
 
-    Returns what came, answers that come at the same moment together, and the messages that are not waited for any more.
-    `progress` is told how many have come, `too_late` the client of each answer to an earlier exchange, which counts for
-    nothing.
+    Parameters
+    ----------
+    arrivals : Arrivals
+    messages : sequence of Message
+    until : float
+        Time on the clock of `arrivals`.
+    enough : int
+        Replies without an error to wait for; replies that come at the same time are taken together.
+    progress : callable (int), optional
+        Called with the number of replies so far.
+    too_late : callable (client), optional
+        Called for each reply to an earlier exchange, which is discarded.
+
+    Returns
+    -------
+    received : list of (Message, Message or None)
+        Messages with their replies, in the order of arrival.
+    missing : list of Message
+        Messages that are not waited for any more, by client.
     """
     underway = set(arrivals.send(messages, EXCHANGE))
     came: list[tuple[Message, Message | None]] = []
@@ -312,4 +405,5 @@ def collect(
 
 
 def _in_order(sent: Iterable[Sent]) -> list[Sent]:
+    """Sorted by client."""
     return sorted(sent, key=lambda one: one.client)

@@ -1,4 +1,4 @@
-"""What FedTU needs to know about deletion requests, and where it gets them from."""
+"""Deletion requests as FedTU sees them, and the interface of where they come from."""
 
 from __future__ import annotations
 
@@ -14,11 +14,24 @@ SCOPES = (message_keys.SCOPE_RECORDS, message_keys.SCOPE_CLIENT, message_keys.SC
 
 @dataclass(frozen=True, slots=True)
 class UnlearnRequest:
-    """One client's demand to forget records.
+    """One client's request to forget records.
 
-    `node` is the client's partition id. `num_records` weights the reply when several clients answer in one round; it is
-    the number of `record_ids` unless given. `scope` is one of `SCOPES`; a client that leaves need not have its records
-    named.
+    Attributes
+    ----------
+    request_id : str
+    node : int
+        The client's partition id.
+    record_ids : tuple of str
+        A client that leaves need not have its records named.
+    num_records : int
+        Weight of the reply when several clients answer in one round; the number of `record_ids` unless given.
+    scope : str
+        One of `SCOPES`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown scope, or a request that names no record and gives no number.
     """
 
     request_id: str
@@ -37,7 +50,7 @@ class UnlearnRequest:
 
 
 def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnRequest]]:
-    """The requests of each client by their ids; the client comes first that asks first."""
+    """Group requests by client, each group ordered by request id; clients in the order of their first request."""
     found: dict[int, list[UnlearnRequest]] = {}
     for request in requests:
         found.setdefault(request.node, []).append(request)
@@ -45,7 +58,13 @@ def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnReque
 
 
 def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:
-    """What a message that asks one client to forget tells of its requests: the keys of `strategies.message_keys`."""
+    """Config entries that describe the requests of one client in an unlearning message.
+
+    Returns
+    -------
+    dict
+        By the keys of `strategies.message_keys`: ids, records, counts and scopes.
+    """
     return {
         message_keys.REQUEST_IDS: [r.request_id for r in requests],
         message_keys.RECORD_IDS: [i for r in requests for i in r.record_ids],
@@ -55,46 +74,46 @@ def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:
 
 
 class RequestSource(ABC):
-    """Where FedTU takes deletion requests from and to whom it reports what became of them.
+    """Where FedTU takes deletion requests from, and to which it reports their outcome.
 
-    `pending`, `served` and `failed` are for every source to define. The others have defaults: nothing is served a
-    second time, and the server knows who asks.
+    A source defines `pending`, `served` and `failed`. The other methods have defaults: nothing is served a second time,
+    and the server knows which clients have requests.
     """
 
     hidden: ClassVar[bool] = False
-    """Whether requests stay on the clients, unseen by the server, which serve them in cover exchanges with others. Such
-    a source defines `cover_due`, `covered` and `cover_failed`."""
+    """Whether requests stay hidden on the clients and are served in cover exchanges with others. Such a source defines
+    `cover_due`, `covered` and `cover_failed`."""
 
     @abstractmethod
     def pending(self, server_round: int, /) -> Sequence[UnlearnRequest]:
-        """The requests to serve in this round; asked once per round."""
+        """Requests to serve in this round; called once per round."""
 
     @abstractmethod
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float], /) -> None:
-        """The client's model became part of the global model; `info` holds the metrics of its reply."""
+        """Report that the client's model became part of the global model; `info` holds the metrics of its reply."""
 
     @abstractmethod
     def failed(self, request: UnlearnRequest, server_round: int, reason: str, /) -> None:
-        """The request stays pending; count the attempt."""
+        """Report that a request could not be served in this round: it stays pending; count the attempt."""
 
     def again(self, server_round: int, /) -> Sequence[UnlearnRequest]:
-        """Requests of earlier rounds to serve once more in this round, so that what comes back is forgotten again.
+        """Requests of earlier rounds to serve again in this round, so that what comes back is forgotten again.
 
-        Asked once per round. None by default.
+        Called once per round. None by default.
         """
         return ()
 
     def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float], /) -> None:
-        """As `served`, of one that was served before; one whose client does not answer is left out.
+        """As `served`, of a request that was served before; requests of clients that do not answer are not reported.
 
         Nothing is noted by default.
         """
         return None
 
     def cover_due(self, server_round: int, /) -> bool:
-        """Whether an exchange is held in this round, in which clients may be served whom `pending` does not name.
+        """Whether an exchange is held in this round that may serve clients whom `pending` does not name.
 
-        Asked once per round. Never by default.
+        Called once per round. False by default.
         """
         return False
 
@@ -109,16 +128,16 @@ class RequestSource(ABC):
         records: int,
         /,
     ) -> None:
-        """An exchange over hidden requests became part of the global model.
+        """Report that an exchange over hidden requests became part of the global model.
 
         Parameters
         ----------
         server_round : int
             The round, from 1.
         session : str
-            The name of the exchange.
+            Name of the exchange.
         commitments : mapping of int to str
-            To what each client that was addressed committed itself.
+            The commitment of each client whose masked vector came.
         survivors : sequence of int
             The clients that are in the sum.
         before, after : str
@@ -134,12 +153,17 @@ class RequestSource(ABC):
         raise NotImplementedError(f"{type(self).__name__} is not told of exchanges over hidden requests")
 
     def cover_failed(self, server_round: int, session: str, commitments: Mapping[int, str], reason: str, /) -> None:
-        """An exchange over hidden requests came to no sum. NotImplementedError if the source is not `hidden`."""
+        """Report that an exchange over hidden requests failed; NotImplementedError if the source is not `hidden`."""
         raise NotImplementedError(f"{type(self).__name__} is not told of exchanges over hidden requests")
 
 
 class RequestList(RequestSource):
-    """Requests in memory: each is due from its round on until it is served."""
+    """Requests in memory: each is due from its round on until it is served.
+
+    Parameters
+    ----------
+    due : iterable of (round, UnlearnRequest)
+    """
 
     def __init__(self, due: Iterable[tuple[int, UnlearnRequest]] = ()) -> None:
         self._waiting: dict[str, tuple[int, UnlearnRequest]] = {r.request_id: (first, r) for first, r in due}
@@ -152,7 +176,7 @@ class RequestList(RequestSource):
         return [r for _, (due, r) in sorted(self._waiting.items()) if due <= server_round]
 
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
-        """Take `request` off the list; a second call changes nothing."""
+        """Remove `request` from the list; a second call changes nothing."""
         if self._waiting.pop(request.request_id, None) is not None:
             self.served_in[request.request_id] = server_round
 

@@ -1,4 +1,4 @@
-"""What stays the same during one run of FedTU's rounds."""
+"""State of one run of FedTU's rounds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """What in a state has names with `prefix`, without it."""
+    """The entries of a state whose names have this prefix, without it."""
     return {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
 
 
 def keep_metrics(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:
-    """Enter averaged metrics into `results`; a partition id is no metric."""
+    """Enter averaged metrics into `results`, without the partition id."""
     if metrics is not None:
         metrics.pop(message_keys.PARTITION_ID, None)
         results[server_round] = metrics
@@ -31,7 +31,21 @@ def keep_metrics(metrics: MetricRecord | None, results: dict[int, MetricRecord],
 
 @dataclass
 class Run:
-    """What stays the same during one `start`, and who is connected in the present round."""
+    """What stays the same during one `start`, and who is connected in the current round.
+
+    Attributes
+    ----------
+    exchanges : Exchanges
+    eligible : OrderedGrid
+        The clients that may train.
+    train_config, evaluate_config : dict
+    evaluate_fn : callable or None
+    num_rounds : int
+    result : Result
+    partition_to_node : mapping of int
+        Node id by partition of the connected clients.
+    drawn_from : int
+    """
 
     exchanges: Exchanges
     eligible: OrderedGrid

@@ -1,4 +1,4 @@
-"""A Flower grid some of whose nodes vanish in each round and return in the next, to see what a federation survives."""
+"""Simulated client dropout: a Flower grid some of whose nodes are away in each round and return in the next."""
 
 from __future__ import annotations
 
@@ -15,12 +15,23 @@ from strategies.rounds.grid_proxy import PassingGrid
 
 
 class ChurningGrid(PassingGrid):
-    """Passes everything on to `grid`, but for the nodes that are away.
+    """Forwards everything to `grid`, except for nodes that are away.
 
-    With the first message of each round of a stage, `share` of the connected nodes (rounded, drawn by `seed`, stage and
+    With the first message of each round of a stage, `share` of the connected nodes (rounded, sampled by seed, stage and
     round in the order of node ids) go away, and those of the round before return. Of the messages to nodes that are
-    away, one half never arrive; the others do and are answered, but the answer is lost. Either way the sender gets
-    Flower's error for an unavailable node. Nodes that are away are not listed.
+    away, about one half are never sent; the others are delivered and answered, but the reply is lost. Either way the
+    sender gets Flower's error for an unavailable node. Nodes that are away are not listed.
+
+    Parameters
+    ----------
+    grid : Grid
+    share : float in [0, 1)
+    seed : int
+
+    Raises
+    ------
+    ValueError
+        If `share` is out of range.
     """
 
     def __init__(self, grid: Grid, share: float, seed: int) -> None:
@@ -35,11 +46,11 @@ class ChurningGrid(PassingGrid):
         self._numbers = itertools.count(1)
 
     def get_node_ids(self) -> list[int]:
-        """Node ids of those that are not away."""
+        """Ids of the nodes that are present."""
         return [node for node in self._grid.get_node_ids() if node not in self._away]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send `messages`; their ids, also of those that get lost."""
+        """Send messages; returns their ids, also of those that get lost."""
         messages = list(messages)
         for message in messages:
             self._pass_time(message)
@@ -56,7 +67,7 @@ class ChurningGrid(PassingGrid):
         return [known[id(message)] for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Answers that there are, with errors in place of those that are lost."""
+        """Replies that have come, with errors in place of lost ones."""
         asked = list(message_ids)
         unsent = [i for i in asked if i in self._unsent]
         there = [i for i in asked if i not in self._unsent]
@@ -71,10 +82,11 @@ class ChurningGrid(PassingGrid):
         return answers
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Not available: wrap this grid in one that waits for replies."""
         raise NotImplementedError("wrap a ChurningGrid in a grid that waits for answers")
 
     def _pass_time(self, message: Message) -> None:
-        """With the first message of a round others are away."""
+        """Choose anew who is away, with the first message of a round."""
         config = message.content.config_records.get(message_keys.CONFIG, {})
         moment = config.get(message_keys.STAGE), config.get(message_keys.SERVER_ROUND)
         if None not in moment and moment != self._moment:
@@ -83,4 +95,5 @@ class ChurningGrid(PassingGrid):
             self._away = frozenset(self._random("away").sample(nodes, round(self._share * len(nodes))))
 
     def _random(self, *labels: object) -> random.Random:
+        """A random generator that seed, stage, round and labels determine."""
         return random.Random("/".join(map(str, (self._seed, "churn", self._moment, *labels))))

@@ -1,4 +1,4 @@
-"""How long simulated clients take: heavy-tailed times by client and round, the same on every run."""
+"""Simulated response times of clients: heavy-tailed by client and round, the same on every run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,27 @@ _LEAST = 2.0**-54
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds that a client takes to answer one message, on a clock that is simulated.
+    """Response times of clients on a simulated clock.
 
-    `median`: of all clients and rounds, in seconds. `spread`: how heavy the tail is: of `lognormal` the deviation σ of
-    the logarithm, T = median · exp(σ z); of `pareto` the inverse ξ of the tail's exponent, P(T > t) ∝ t^(−1/ξ),
-    T = median · (2 Φ(−z))^(−ξ). 0: all take equally long. `persistence` ρ: z = √ρ z_k + √(1 − ρ) z_kt is standard
-    normal, z_k the client's own in all rounds and stages, z_kt drawn anew for each message.
+    z = √ρ z_k + √(1 − ρ) z_kt is standard normal: z_k is the client's own in all rounds and stages, z_kt new for each
+    message.
 
-    Raises ValueError for values out of range.
+    Attributes
+    ----------
+    distribution : {"lognormal", "pareto"}
+        T = median · exp(σ z), or T = median · (2 Φ(−z))^(−ξ), for which P(T > t) ∝ t^(−1/ξ).
+    median : float above 0
+        Median over all clients and rounds, in seconds.
+    spread : float, at least 0
+        σ or ξ, the weight of the tail; 0: all take equally long.
+    persistence : float in [0, 1]
+        ρ, the share of the variance that is the client's own.
+    seed : int
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     distribution: Literal["lognormal", "pareto"]
@@ -41,7 +54,7 @@ class Durations:
             )
 
     def seconds(self, stage: str, kind: str, client: int, server_round: int) -> float:
-        """Of the answer of `client` to a message of type `kind` in a round of a stage."""
+        """Seconds that `client` takes to answer a message of type `kind` in a round of a stage."""
         own = self._draw("client", client)
         z = math.sqrt(self.persistence) * own
         z += math.sqrt(1 - self.persistence) * self._draw(stage, kind, client, server_round)
@@ -50,6 +63,6 @@ class Durations:
         return self.median * (2 * _STANDARD.cdf(-z)) ** -self.spread
 
     def _draw(self, *labels: object) -> float:
-        """A standard normal number that the labels decide."""
+        """A standard normal number that the labels determine."""
         uniform = random.Random("/".join(map(str, (self.seed, "seconds", *labels)))).random()
         return _STANDARD.inv_cdf(uniform + _LEAST)

@@ -1,4 +1,4 @@
-"""A Flower strategy around another: what its subclasses do not change goes to that one."""
+"""A Flower strategy that forwards to another one, as a base class."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from strategies.rules.server_step import ServerStep
 
 
 class ForeignStrategy:
-    """What FedTU uses of a strategy that is none of ours, beyond Flower's interface, with a default for what it lacks.
+    """Adapter to a Flower strategy that is not a `ServerStep`, with a default for each attribute that it lacks.
 
-    This is the only place that looks at what such a strategy has. Attributes are read once, when it is made.
+    This is the only place that looks at such attributes. They are read once, when it is made.
 
     Parameters
     ----------
     strategy : Strategy
-        Any strategy of Flower's kind.
+        Any Flower strategy.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -36,23 +36,23 @@ class ForeignStrategy:
         self.can_reset = hasattr(strategy, "reset_state")
 
     def reset_state(self) -> None:
-        """Forget what the strategy accumulated; nothing for one that cannot."""
+        """Reset the strategy's accumulators, if it can."""
         if self.can_reset:
             self._strategy.reset_state()  # type: ignore[attr-defined]
 
     def state_dict(self) -> Mapping[str, np.ndarray]:
-        """What the strategy accumulated; empty for one that offers nothing."""
+        """The strategy's `state_dict`; empty if it has none."""
         return self._strategy.state_dict() if hasattr(self._strategy, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError for a state that the strategy cannot take."""
+        """Restore a `state_dict`; ValueError for a state that the strategy cannot load."""
         if hasattr(self._strategy, "load_state_dict"):
             self._strategy.load_state_dict(state)  # type: ignore[attr-defined]
         elif state:
             raise ValueError(f"{type(self._strategy).__name__} cannot load a state ({sorted(state)})")
 
     def refresh_copies(self, arrays: ArrayRecord) -> None:
-        """Give the current model to whatever keeps an old one: the strategy, and those that it wraps itself.
+        """Give the current model to every object that keeps a copy: the strategy, and those that it wraps itself.
 
         Flower's FedAvgM computes with its own copy of the model, `current_arrays`, whatever it is given later.
         """
@@ -71,7 +71,7 @@ class ForeignStrategy:
 
 
 class WrappingStrategy(Strategy):
-    """Passes every call on to `inner`, which may be any Flower strategy."""
+    """Forwards every call to `inner`, which may be any Flower strategy."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
@@ -104,13 +104,13 @@ class WrappingStrategy(Strategy):
         self.inner.summary()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """That of `inner`; empty for a strategy that offers none."""
+        """The state of `inner`; empty if it has none."""
         return dict(self._adapted.state_dict())
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError when `inner` cannot take it."""
+        """Restore a `state_dict`; ValueError when `inner` cannot load it."""
         self._adapted.load_state_dict(state)
 
     def refresh_copies(self, arrays: ArrayRecord) -> None:
-        """Give the current model to whatever keeps an old one: `inner`, and the strategies that it wraps itself."""
+        """Give the current model to all that keep a copy: `inner`, and the strategies that it wraps itself."""
         self._adapted.refresh_copies(arrays)

@@ -1,4 +1,4 @@
-"""How much one client may count: its weight is capped, an update too long is shortened, an impossible one refused."""
+"""Bounds on the influence of one client: capped weights, clipped updates, and refusal of impossible ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ Longest = Callable[[str, int, float], float]
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """What was cut of one reply: `what` is `weight` or `norm`, `told` what came, `used` what counts."""
+    """What was clipped of one reply.
+
+    Attributes
+    ----------
+    client : int
+    what : str
+        `weight` or `norm`.
+    told, used : float
+        The reported value and the one that counts.
+    """
 
     client: int
     what: str
@@ -35,13 +44,26 @@ class Clipped:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is done with the judged replies of an exchange before anything is aggregated.
+    """Bounds on what one client may contribute, applied to the checked replies of an exchange before aggregation.
 
-    `records`: a weight above a client's records is lowered to them.
-    `max_weight_share`: no client gets a larger share of an average, as far as there are enough others for that.
-    `longest`: a reply whose update φ_k − φ is longer is refused. `max_update_norm`: an update that is more than so many
-    times as long as the (lower) median of the round is shortened to that, but never below `free_share` of `longest`.
-    None: updates of any length are taken. Raises ValueError for values out of range.
+    Attributes
+    ----------
+    records : callable (client) -> int or None
+        A weight above a client's records is lowered to them; None: not known.
+    longest : callable (kind of exchange, client, ‖φ‖) -> float
+        A reply whose update φ_k − φ has a larger L2 norm is refused.
+    max_weight_share : float in (0, 1]
+        Largest share of a client in an average, as far as there are enough others for that.
+    max_update_norm : float, at least 1, optional
+        A training update that is more than so many times as long as the (lower) median of the round is clipped to that;
+        None: no limit on lengths at all, not even `longest`.
+    free_share : float
+        No update is clipped below this share of `longest`.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
     """
 
     records: Records = lambda client: None
@@ -59,9 +81,23 @@ class Bounds:
     def apply(
         self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord | None, arrays_key: str, weight_key: str
     ) -> tuple[list[ReplyCheck], list[Clipped]]:
-        """The verdicts with what is left of the replies, which are changed in place, and what was cut of them.
+        """Apply the bounds to the replies of an exchange.
 
-        `sent`: the model that the clients started from, None where none comes back.
+        Parameters
+        ----------
+        kind : str
+            Kind of exchange.
+        verdicts : sequence of ReplyCheck
+            Their replies are changed in place.
+        sent : ArrayRecord or None
+            The model that the clients started from; None where none comes back.
+        arrays_key, weight_key : str
+
+        Returns
+        -------
+        verdicts : list of ReplyCheck
+            With refused replies taken out.
+        clipped : list of Clipped
         """
         found, cuts = list(verdicts), list[Clipped]()
         if sent is not None and self.max_update_norm is not None:
@@ -76,17 +112,18 @@ class Bounds:
         return found, cuts
 
     def weights(self, told: Mapping[int, float], *, shared: bool = True) -> dict[int, float]:
-        """What clients count of the weights that they told; `shared`: they share one average."""
+        """Weights that count, of those that the clients reported; with `shared` capped as shares of one average."""
         capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in told.items()}
         return self.shared(capped) if shared else capped
 
     def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
-        """`weights` of one average, none of them with more than the largest share that a client may have."""
+        """Weights of one average, capped so that no client has more than `max_weight_share`."""
         return _with_shares(weights, self.max_weight_share) if len(weights) > 1 else dict(weights)
 
     def _shortened(
         self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord, arrays_key: str
     ) -> tuple[list[ReplyCheck], list[Clipped]]:
+        """Refuse updates that are too long to be honest, and clip those far above the median length."""
         found, cuts, length = list[ReplyCheck](), list[Clipped](), norm(sent)
         lengths, most = dict[int, float](), dict[int, float]()
         for verdict in verdicts:
@@ -117,7 +154,7 @@ class Bounds:
 
 
 def _with_shares(weights: Mapping[int, float], most: float) -> dict[int, float]:
-    """`weights` lowered so that none is more than `most` of their sum; all are equal where that cannot be."""
+    """`weights` lowered so that none is more than `most` of their sum; all equal where that cannot be."""
     if most * len(weights) <= 1:
         return dict.fromkeys(weights, min(weights.values()))
     order = sorted(weights, key=lambda c: -weights[c])
@@ -129,17 +166,18 @@ def _with_shares(weights: Mapping[int, float], most: float) -> dict[int, float]:
 
 
 def _limit(weights: Mapping[int, float], order: Sequence[int], count: int, most: float) -> float:
-    """What the first `count` in `order` may weigh so that each has the share `most` beside the others."""
+    """The weight of the first `count` in `order` with which each of them has the share `most` of the sum."""
     return most * math.fsum(weights[c] for c in order[count:]) / (1 - count * most)
 
 
 def _weight(verdict: ReplyCheck, key: str) -> float:
+    """The weight that a good reply reports."""
     assert verdict.reply is not None
     return float(metrics_of(verdict.reply)[key])  # type: ignore[arg-type]
 
 
 def set_weight(verdict: ReplyCheck, key: str, weight: float) -> None:
-    """Have a good reply count `weight`, whatever it told."""
+    """Replace the weight in a good reply, in place."""
     assert verdict.reply is not None
     (name, metrics), *_ = verdict.reply.content.metric_records.items()
     verdict.reply.content[name] = MetricRecord({**metrics, key: weight})

@@ -1,10 +1,25 @@
-"""The checks that the adaptive aggregators share."""
+"""Range checks of the settings that the adaptive aggregators (FedAdagrad, FedAdam, FedYogi) share."""
 
 from __future__ import annotations
 
 
 def check_adaptive(eta: float, tau: float, beta_1: float = 0.0, beta_2: float = 0.0) -> None:
-    """Raise ValueError unless `eta` and `tau` are above 0 and the decays are in [0, 1)."""
+    """Check the settings of an adaptive server optimiser.
+
+    Parameters
+    ----------
+    eta : float above 0
+        Server learning rate.
+    tau : float above 0
+        Adaptivity, added to the root of the second moment.
+    beta_1, beta_2 : float in [0, 1)
+        Decays of the first and the second moment.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range; the message names all of them.
+    """
     problems = [f"{name} is {value}, expected above 0" for name, value in (("eta", eta), ("tau", tau)) if not value > 0]
     problems += [
         f"{name} is {value}, expected at least 0 and below 1"

@@ -18,9 +18,21 @@ LIMITS = {
 
 
 class FedAdagrad(ServerStep):
-    """v_t = v_{t-1} + Δ_t²; φ_t = φ_{t-1} + ε Δ_t / (√v_t + τ) (Oblivionis eqs. 23–25), v starts at τ².
+    """FedAdagrad: v_t = v_{t-1} + Δ_t²; φ_t = φ_{t-1} + ε Δ_t / (√v_t + τ) (Oblivionis eqs. 23–25); v starts at τ².
 
-    ε is `eta`.
+    Parameters
+    ----------
+    eta : float above 0
+        Server learning rate ε.
+    tau : float above 0
+        Adaptivity τ.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
     """
 
     moments = ("v",)
@@ -34,7 +46,7 @@ class FedAdagrad(ServerStep):
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
     ) -> tuple[Floats, dict[str, Floats]]:
-        """A step along Δ_t = mean − previous, shortened where Δ was large before."""
+        """Step along Δ_t = mean − previous, scaled down where earlier Δ were large; see `ServerStep.step`."""
         delta = mean - previous
         v = (self.tau**2 if moments is None else moments["v"]) + delta**2
         return previous + self.eta * delta / (np.sqrt(v) + self.tau), {"v": v}

@@ -20,9 +20,25 @@ LIMITS = {
 
 
 class FedAdam(ServerStep):
-    """m_0 = Δ_0, m_t = β1 m_{t-1} + (1−β1) Δ_t; v_t = β2 v_{t-1} + (1−β2) Δ_t²; φ_t = φ_{t-1} + ε m_t / (√v_t + τ).
+    """FedAdam: m_t = β1 m_{t-1} + (1−β1) Δ_t; v_t = β2 v_{t-1} + (1−β2) Δ_t²; φ_t = φ_{t-1} + ε m_t / (√v_t + τ).
 
-    Oblivionis eqs. 26–29. v starts at τ²; ε is `eta`. There is no bias correction, unlike in Flower's FedAdam.
+    Oblivionis eqs. 26–29, with m_0 = Δ_0 and v starting at τ². There is no bias correction, unlike in Flower's FedAdam.
+
+    Parameters
+    ----------
+    eta : float above 0
+        Server learning rate ε.
+    beta_1, beta_2 : float in [0, 1)
+        Decays β1, β2 of the first and the second moment.
+    tau : float above 0
+        Adaptivity τ.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
     """
 
     moments = ("m", "v")
@@ -38,12 +54,24 @@ class FedAdam(ServerStep):
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
     ) -> tuple[Floats, dict[str, Floats]]:
-        """A step along the first moment of Δ_t = mean − previous, scaled by the root of the second."""
+        """Step along the first moment of Δ_t = mean − previous, over the root of the second; see `ServerStep.step`."""
         delta = mean - previous
         m = delta if moments is None else self.beta_1 * moments["m"] + (1 - self.beta_1) * delta
         v = self.second_moment(self.tau**2 if moments is None else moments["v"], delta**2)
         return previous + self.eta * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
 
     def second_moment(self, v: Floats | float, squared: Floats) -> Floats:
-        """v_t from v_{t-1} and Δ_t² (n,), eq. 28."""
+        """Second moment v_t after one more update (Oblivionis eq. 28).
+
+        Parameters
+        ----------
+        v : array (n,) or float, at least 0
+            v_{t-1}; τ² before the first aggregation.
+        squared : array (n,)
+            Δ_t².
+
+        Returns
+        -------
+        array (n,), float64
+        """
         return self.beta_2 * v + (1 - self.beta_2) * squared

@@ -10,10 +10,10 @@ LABEL = "FedAvg"
 
 
 class FedAvg(ServerStep):
-    """φ_t = Σ α_k φ_k with α_k = n_k / Σ n_j (Oblivionis eq. 19)."""
+    """FedAvg: φ_t = Σ α_k φ_k with α_k = n_k / Σ n_j (Oblivionis eq. 19); settings as `ServerStep`."""
 
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
     ) -> tuple[Floats, dict[str, Floats]]:
-        """The mean itself."""
+        """The mean itself is the new model; no accumulators."""
         return mean, {}

@@ -15,9 +15,21 @@ LIMITS = {
 
 
 class FedAvgM(ServerStep):
-    """m_0 = Δ_0, m_t = β1 m_{t-1} + Δ_t; φ_t = φ_{t-1} + η m_t (Oblivionis eqs. 20–22, where η = 1).
+    """FedAvgM: m_0 = Δ_0, m_t = β1 m_{t-1} + Δ_t; φ_t = φ_{t-1} + η m_t (Oblivionis eqs. 20–22, where η = 1).
 
-    β1 is `server_momentum` in [0, 1), η is `server_learning_rate`.
+    Parameters
+    ----------
+    server_learning_rate : float above 0
+        Server learning rate η.
+    server_momentum : float in [0, 1)
+        Momentum β1.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
     """
 
     moments = ("m",)
@@ -36,7 +48,7 @@ class FedAvgM(ServerStep):
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
     ) -> tuple[Floats, dict[str, Floats]]:
-        """Momentum on Δ_t = mean − previous."""
+        """Step along the momentum of Δ_t = mean − previous; see `ServerStep.step`."""
         delta = mean - previous
         m = delta if moments is None else self.server_momentum * moments["m"] + delta
         return previous + self.server_learning_rate * m, {"m": m}

@@ -37,14 +37,14 @@ def median(updates: Sequence[NDArray]) -> Floats:
 
 
 class FedMedian(FedAvg):
-    """The coordinate-wise median of the clients' models; every client counts the same.
+    """FedMedian: the coordinate-wise median of the clients' models; every client counts the same.
 
-    Holds while fewer than half of the clients of a round send nonsense. With one client it is that client's model, with
-    two their plain mean.
+    Robust while fewer than half of the clients of a round are malicious. With one client it is that client's model,
+    with two their unweighted mean. Settings as `ServerStep`.
     """
 
     takes_mean = TAKES_MEAN
 
     def average(self, updates: Sequence[NDArray], weights: Sequence[float]) -> Floats:
-        """Their median."""
+        """Coordinate-wise median of the updates; `weights` are not used. See `median`."""
         return median(updates)

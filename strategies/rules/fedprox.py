@@ -16,9 +16,21 @@ LIMITS = {
 
 
 class FedProx(FedAvg, FlowerFedProx):
-    """Clients add (μ/2)‖φ_k − φ_{t-1}‖² to their loss (Oblivionis eqs. 34–35).
+    """FedProx: clients add (μ/2)‖φ_k − φ_{t-1}‖² to their loss (Oblivionis eqs. 34–35); the server runs FedAvg.
 
-    Flower's FedProx tells them μ as `proximal-mu` in the train config. μ = 0 is FedAvg.
+    Flower's FedProx sends μ as `proximal-mu` in the train config. μ = 0 is FedAvg.
+
+    Parameters
+    ----------
+    proximal_mu : float, at least 0
+        Weight μ of the proximal term.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If `proximal_mu` is below 0.
     """
 
     settings = ("proximal_mu",)
@@ -28,11 +40,12 @@ class FedProx(FedAvg, FlowerFedProx):
 
     @property
     def client_settings(self) -> dict[str, float]:
-        """μ, as Flower's own `configure_train` tells it."""
+        """μ under the name by which Flower's own `configure_train` sends it."""
         return {message_keys.PROXIMAL_MU: self.proximal_mu}
 
 
 def _checked(mu: float) -> float:
+    """μ itself; raises ValueError if it is below 0."""
     if not mu >= 0:
         raise ValueError(f"proximal_mu is {mu}, expected at least 0")
     return mu

@@ -56,10 +56,22 @@ def trimmed_mean(updates: Sequence[NDArray], beta: float) -> Floats:
 
 
 class FedTrimmedMean(FedAvg):
-    """The coordinate-wise trimmed mean of the clients' models; every client counts the same.
+    """FedTrimmedMean: the coordinate-wise trimmed mean of the clients' models; every client counts the same.
 
-    K is the number of clients that answered, β is `beta` in [0, 0.5). Holds while at most ⌊β K⌋ of them send nonsense.
-    With fewer than 1/β clients nothing is cut: it is their plain mean then, and a warning says so.
+    Of K replies ⌊β K⌋ numbers are cut at either end; it is robust while at most so many clients are malicious. With
+    fewer than 1/β replies nothing is cut: the result is the unweighted mean, and a warning is logged.
+
+    Parameters
+    ----------
+    beta : float in [0, 0.5)
+        Share β of clients cut at either end.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If `beta` is out of range.
     """
 
     settings = ("beta",)
@@ -72,12 +84,12 @@ class FedTrimmedMean(FedAvg):
         self.beta = beta
 
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """As `ServerStep`, with a warning where nothing is cut."""
+        """As `ServerStep.combine`; logs a warning where nothing is cut."""
         if floor_of(self.beta, len(updates)) == 0 < self.beta:
             text = "FedTrimmedMean: of %d updates beta %g cuts off none: this round is not protected"
             log(WARNING, text, len(updates), self.beta)
         return super().combine(sent, updates)
 
     def average(self, updates: Sequence[NDArray], weights: Sequence[float]) -> Floats:
-        """Their trimmed mean."""
+        """Coordinate-wise trimmed mean of the updates; `weights` are not used. See `trimmed_mean`."""
         return trimmed_mean(updates, self.beta)

@@ -17,8 +17,11 @@ LIMITS = {
 
 
 class FedYogi(FedAdam):
-    """FedAdam with v_t = v_{t-1} − (1−β2) Δ_t² sign(v_{t-1} − Δ_t²) (Oblivionis eqs. 30–33)."""
+    """FedYogi: FedAdam with v_t = v_{t-1} − (1−β2) Δ_t² sign(v_{t-1} − Δ_t²) (Oblivionis eqs. 30–33).
+
+    Parameters, errors and the start value of v as `FedAdam`.
+    """
 
     def second_moment(self, v: Floats | float, squared: Floats) -> Floats:
-        """v_t from v_{t-1} and Δ_t² (n,), eq. 32."""
+        """Second moment v_t after one more update (Oblivionis eq. 32); shapes as `FedAdam.second_moment`."""
         return v - (1 - self.beta_2) * squared * np.sign(v - squared)

@@ -20,9 +20,19 @@ SINGLE_UPDATES = True
 
 
 class Krum(MultiKrum):
-    """The model of the client of least score, bit for bit: Multi-Krum with m = 1.
+    """Krum: the model of the client with the lowest score, unchanged; Multi-Krum with m = 1.
 
-    f = `num_malicious_nodes` > 0 takes 2f + 3 answers in a round.
+    Parameters
+    ----------
+    num_malicious_nodes : int, at least 0
+        Clients f of a round that may be malicious; f > 0 needs 2f + 3 replies in a round.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If `num_malicious_nodes` is below 0.
     """
 
     settings = ("num_malicious_nodes",)

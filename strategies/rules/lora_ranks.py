@@ -1,14 +1,14 @@
-"""LoRA ranks that differ: what a client of a lower rank receives, and where what it learned goes.
+"""Clients with different LoRA ranks: how the global factors are truncated for one, and its update is merged back.
 
 A module's global factors are A (R, in) and B (out, R). A client of rank r receives A' = T·A (r, in) and B' = B·Q
 (out, r) for T (r, R) and Q (R, r) with T·Q = I, chosen such that B'·A' is the best approximation of rank r of B·A
-(Eckart and Young 1936). What it changes of them comes back as A + Q·ΔA' and B + ΔB'·T. The product of these is
+(Eckart and Young 1936). Its changes come back as A + Q·ΔA' and B + ΔB'·T. The product of these is
 
     B·A + (B' + ΔB')(A' + ΔA') − B'·A'
 
-exactly: the client's product takes the place of the one that it received, and what the truncation left out, which the
-client never saw, stays. A client that changes nothing leaves the global model as it is, to the last bit. So the answers
-of clients of any ranks are models of rank R, and whatever averages, clips, remembers or merges these does so as ever;
+exactly: the client's product replaces the one that it received, and what the truncation left out, which the client
+never saw, stays. A client that changes nothing leaves the global model as it is, to the last bit. So the replies of
+clients of any ranks are models of rank R, and averaging, clipping, history and merging work as usual;
 `strategies.rules.lora_product.ProductMean` averages their products by stacking the factors. (FLoRA, Wang et al. 2024,
 stacks the clients' factors without a truncation and sends all of them to everybody; FlexLoRA, Bai et al. 2024, averages
 the truncations themselves, so that in a round of low ranks the rest of the global adapter is lost.)
@@ -29,14 +29,23 @@ from strategies.rules.lora_product import ROUNDING, Floats, Pair, filled
 from strategies.submodel import Submodel
 
 _WEAKEST = 1e-3
-"""Directions of A below this share of its strongest count as absent: B's step along one would be so much longer, and
-float32's rounding of it with it."""
+"""Directions of A below this share of its strongest count as absent: B's step along one, and its float32 rounding
+error, would be larger by the inverse of that share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The vector (`size`,) of a client of rank `rank`: where the factors of each module lie, module by module, and what
-    its messages say of it.
+    """Layout of the flat LoRA vector of a client of lower rank.
+
+    Attributes
+    ----------
+    rank : int
+    size : int
+        Length of the vector.
+    pairs : tuple of Pair
+        Positions of the factors, module by module.
+    settings : mapping
+        What the message to such a client says about its form.
     """
 
     rank: int
@@ -46,8 +55,23 @@ class Form:
 
 
 def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
-    """T (r, R) and Q (R, r) for factors A (R, in) and B (out, R) and r < R, in float64; r is `rank`.
+    """Matrices T and Q that truncate factors of rank R to a lower rank r, with T·Q = I.
 
+    Parameters
+    ----------
+    a : array (R, in)
+    b : array (out, R)
+    rank : int below R
+        r.
+
+    Returns
+    -------
+    T : array (r, R), float64
+    Q : array (R, r), float64
+        B·Q·T·A is the best approximation of rank r of B·A.
+
+    Notes
+    -----
     With V (in, p) an orthonormal basis of A's rows that begins with the right singular vectors of B·A, strongest first
     (where B·A has a lower rank than r, it goes on with what is strongest in the rest of A), and M = A·V: Q is the
     matrix with orthonormal columns nearest to the first r columns of M, M₁ = Q·H, and T = H·N₁ with N₁ the first r rows
@@ -57,7 +81,7 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
     Directions in which A has next to nothing, below a thousandth of its strongest, stay out: what B·A has there is left
     as it is. Where fewer than r are left, Q begins with an orthonormal basis of them (left singular vectors of A), goes
     on with what is orthogonal to it and strongest in B, and T is Qᵀ: all of the rest of B·A is then in B'·A', and
-    further rows of A' are about zero, as they are in A. So one answer that makes A degenerate stops nobody.
+    further rows of A' are about zero, as they are in A. So one reply that makes A degenerate stops nobody.
     """
     own = np.linalg.qr(np.asarray(a, dtype=np.float64).T)[1].T
     r_b = np.linalg.qr(np.asarray(b, dtype=np.float64))[1]
@@ -79,11 +103,23 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
 
 
 class LoraRanks:
-    """A `strategies.submodel.Fitting` of models whose numbers (`size`,) are the factors of `pairs`, module by module.
+    """Submodels of lower LoRA rank, one per client; a `strategies.submodel.Fitting`.
 
-    `rank_of`: (kind of exchange, client) → its rank; from the rank of `pairs` on it gets the global model itself.
-    `form_of`: how vectors of a lower rank are laid out. Raises ValueError for a number outside of all pairs, or pairs
-    of several ranks.
+    Parameters
+    ----------
+    size : int
+        Length of the global vector.
+    pairs : tuple of Pair
+        Its factors, module by module, all of one rank R.
+    rank_of : callable (kind of exchange, client) -> int
+        The client's rank; from R on it receives the global model itself.
+    form_of : callable (rank) -> Form
+        Layout of vectors of a lower rank.
+
+    Raises
+    ------
+    ValueError
+        If numbers lie outside of all pairs, or the pairs have several ranks.
     """
 
     def __init__(
@@ -94,7 +130,20 @@ class LoraRanks:
         self._pairs, self._rank_of, self._form_of = pairs, rank_of, functools.cache(form_of)
 
     def __call__(self, kind: str, arrays: ArrayRecord) -> Callable[[int], Submodel | None]:
-        """For clients of one global model; what clients of equal ranks receive is worked out once."""
+        """Submodels of one global model; clients of equal ranks share one.
+
+        Parameters
+        ----------
+        kind : str
+            Kind of exchange, as `Listener.exchange_started` names it.
+        arrays : ArrayRecord
+            The global model: one array (size,).
+
+        Returns
+        -------
+        callable (client) -> Submodel or None
+            None for a client that receives the global model itself.
+        """
         ((name, array),) = arrays.items()
         vector = view(array)
 
@@ -110,7 +159,7 @@ class LoraRanks:
 
 
 class _OfRank:
-    """One global vector (size,), named `name`, for clients of one rank."""
+    """A `Submodel`: one global vector (size,), named `name`, truncated for clients of one rank."""
 
     def __init__(self, name: str, vector: NDArray, pairs: tuple[Pair, ...], form: Form) -> None:
         self._name, self._vector, self._pairs, self._form = name, vector, pairs, form
@@ -125,9 +174,11 @@ class _OfRank:
 
     @property
     def settings(self) -> Mapping[str, str | int]:
+        """Entries of the message about the form of the vector."""
         return self._form.settings
 
     def joined(self, answer: ArrayRecord) -> ArrayRecord:
+        """The client's vector in the form of the global one; ValueError if it is not finite."""
         told = view(answer[self._name])
         new, change = self._vector.copy(), np.subtract(told, self._own, dtype=np.float64)
         with np.errstate(over="ignore"):

@@ -65,19 +65,19 @@ def squared_distances(sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> Flo
 
 
 def krum_scores(distances: Floats, num_malicious_nodes: int) -> Floats:
-    """Krum's score of each client: how far it lies from those nearest to it (Blanchard et al., 2017, section 4).
+    """Krum score of each client: sum of squared distances to its nearest others (Blanchard et al., 2017, section 4).
 
     Parameters
     ----------
     distances : array (K, K)
         Squared distances between the clients' models.
     num_malicious_nodes : int, at least 0
-        Clients f that may lie.
+        Clients f that may be malicious.
 
     Returns
     -------
     array (K,), float64
-        The sum of the squared distances to the K − f − 2 nearest others, one at least.
+        Over the max(1, K − f − 2) nearest others.
     """
     nearest = max(1, len(distances) - num_malicious_nodes - 2)
     others = [np.sort(np.delete(row, client)) for client, row in enumerate(distances)]
@@ -85,10 +85,24 @@ def krum_scores(distances: Floats, num_malicious_nodes: int) -> Floats:
 
 
 class MultiKrum(FedAvg):
-    """The weighted mean of the models of the m clients of least score.
+    """Multi-Krum: the weighted mean of the models of the m clients with the lowest scores.
 
-    K is the number of clients that answered, f is `num_malicious_nodes` of a round, m is `num_nodes_to_select`. f > 0
-    takes K ≥ 2f + 3 and K ≥ m + f, of which the paper asks the first; f = 0 protects from nothing and takes any K.
+    With K replies in a round, f > 0 needs K ≥ 2f + 3, as in the paper, and K ≥ m + f; f = 0 protects from nothing and
+    takes any K.
+
+    Parameters
+    ----------
+    num_malicious_nodes : int, at least 0
+        Clients f of a round that may be malicious.
+    num_nodes_to_select : int, at least 1
+        Clients m whose models are averaged.
+    **sampling
+        Settings of `ServerStep`.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range.
     """
 
     settings = ("num_malicious_nodes", "num_nodes_to_select")
@@ -103,14 +117,21 @@ class MultiKrum(FedAvg):
 
     @property
     def least(self) -> int:
+        """max(2f + 3, m + f) for f > 0, else 1."""
         f, m = self.num_malicious_nodes, self.num_nodes_to_select
         return max(2 * f + 3, m + f) if f else 1
 
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """The weighted mean of the chosen."""
+        """As `ServerStep.combine`, of the selected clients alone."""
         return super().combine(sent, [updates[place] for place in self.choose(sent, updates)])
 
     def choose(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> list[int]:
-        """Places of the chosen in `updates`, in order; of equal scores the one that comes first."""
+        """Select the clients with the lowest Krum scores; of equal scores the one that comes first.
+
+        Returns
+        -------
+        list of int
+            Ascending indices into `updates`, at most `num_nodes_to_select`.
+        """
         scores = krum_scores(squared_distances(sent, updates), self.num_malicious_nodes)
         return sorted(np.argsort(scores, kind="stable")[: self.num_nodes_to_select].tolist())

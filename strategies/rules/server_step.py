@@ -1,4 +1,4 @@
-"""What the aggregators share: the weighted mean in float64, block by block, and moments that can be saved."""
+"""Base class of the aggregators: weighted mean in float64, block by block, and optimiser state that can be saved."""
 
 from __future__ import annotations
 
@@ -30,8 +30,21 @@ class ServerStep(FlowerFedAvg):
     in this round: nothing else is remembered of the global model, so a model that FedTU put in its place is never
     undone. Moments are kept in the model's dtype (float32 at least).
 
-    Of n clients max(⌊n · fraction_train⌋, min_train_nodes, least) are sampled.
-    `mean`: how the clients' arrays are averaged; None: number by number. Raises ValueError where `takes_mean` is False.
+    Parameters
+    ----------
+    fraction_train, fraction_evaluate : float in [0, 1]
+        Shares of the n available clients that train and evaluate in a round.
+    min_train_nodes, min_evaluate_nodes, min_available_nodes : int
+        As in Flower. max(⌊n · fraction_train⌋, min_train_nodes, least) clients are sampled for training.
+    mean : Mean, optional
+        How the clients' arrays are averaged; None: number by number.
+    **flower
+        Further parameters of Flower's FedAvg.
+
+    Raises
+    ------
+    ValueError
+        For a `mean` where `takes_mean` is False.
     """
 
     moments: ClassVar[tuple[str, ...]] = ()
@@ -71,30 +84,46 @@ class ServerStep(FlowerFedAvg):
 
     @property
     def least(self) -> int:
-        """Of how many clients the aggregator needs updates; with fewer the model stays as it is. Known before init."""
+        """Least number of updates; with fewer the model stays as it is. Valid before `__init__` runs."""
         return 1
 
     @property
     def client_settings(self) -> dict[str, float]:
-        """What the aggregator tells the clients in each message to train, by the names of `strategies.message_keys`."""
+        """Settings that each train message carries to the clients, by the names of `strategies.message_keys`."""
         return {}
 
     @abstractmethod
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
     ) -> tuple[Floats, dict[str, Floats]]:
-        """One block of the server update.
+        """Server update of one block of n numbers.
 
-        `previous` is φ_{t-1} (n,), `mean` is what `average` gives (n,) or the mean chosen instead, `moments` the
-        accumulators (n,) each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
+        Parameters
+        ----------
+        previous : array (n,), float64
+            φ_{t-1}.
+        mean : array (n,), float64
+            Result of `average`, or of the mean chosen instead.
+        moments : mapping of arrays (n,), float64, or None
+            The accumulators by name; None before the first aggregation.
+
+        Returns
+        -------
+        model : array (n,)
+            φ_t.
+        moments : dict of arrays (n,)
+            The new accumulators.
         """
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample clients as Flower does and remember what is sent to them.
+        """Sample clients as Flower does, and remember the arrays that are sent to them.
 
-        Raises AggregationError with fewer clients than `least`, if that is above 1: Flower would wait for ever.
+        Raises
+        ------
+        AggregationError
+            If `least` is above 1 and fewer clients are connected: Flower would wait for ever.
         """
         if self.least > 1 and (nodes := len(list(grid.get_node_ids()))) < self.least:
             raise AggregationError(
@@ -105,7 +134,7 @@ class ServerStep(FlowerFedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def starts_from(self, arrays: ArrayRecord) -> None:
-        """Aggregate updates of `arrays` next, which another than `configure_train` sent."""
+        """Aggregate next updates of `arrays`, which were sent by other means than `configure_train`."""
         self._sent = arrays
 
     def refresh_copies(self, arrays: ArrayRecord) -> None:
@@ -115,9 +144,19 @@ class ServerStep(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """φ_t and the averaged metrics; (None, None) without a valid reply.
+        """Aggregate the replies of a round; see `aggregate`.
 
-        Raises AggregationError, leaving the moments as they were, when the update is not finite.
+        Returns
+        -------
+        arrays : ArrayRecord or None
+            φ_t; None without a valid reply.
+        metrics : MetricRecord or None
+            The clients' metrics, averaged.
+
+        Raises
+        ------
+        AggregationError
+            As `aggregate`, which leaves the moments as they were, and before `configure_train`.
         """
         valid = valid_replies(self, replies)
         if not valid:
@@ -129,9 +168,24 @@ class ServerStep(FlowerFedAvg):
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
     def aggregate(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """φ_t from φ_{t-1}, which is `sent`, and the clients' updates; `sent` itself when they are less than `least`.
+        """Aggregate the updates of one round.
 
-        Raises as `aggregate_train`, and AggregationError for updates without the number of steps where it is needed.
+        Parameters
+        ----------
+        sent : ArrayRecord
+            φ_{t-1}, from which the clients started.
+        updates : sequence of ClientUpdate
+            With the names of `sent`.
+
+        Returns
+        -------
+        ArrayRecord
+            φ_t; `sent` itself, with a warning, for fewer updates than `least`.
+
+        Raises
+        ------
+        AggregationError
+            If a shape differs, the number of local steps is needed and missing, or the new model is not finite.
         """
         name = type(self).__name__
         if len(updates) < self.least:
@@ -156,9 +210,9 @@ class ServerStep(FlowerFedAvg):
         return new
 
     def average(self, updates: Sequence[NDArray], weights: Sequence[float]) -> Floats:
-        """What one block of the clients' updates comes to: their weighted mean in float64.
+        """Combine one block of the clients' updates: their weighted mean in float64.
 
-        Override it for another rule that goes number by number.
+        Override it for another coordinate-wise rule.
 
         Parameters
         ----------
@@ -174,9 +228,26 @@ class ServerStep(FlowerFedAvg):
         return weighted_sum(updates, weights)
 
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their `average`, then `step`.
+        """New global model from all updates of the round: `average` with weights α_k = n_k / Σ n_j, then `step`.
 
-        The weights are α_k = n_k / Σ n_j. Override it where that mean is not what an aggregator wants of the updates.
+        Override it where an aggregator needs something else of the updates than that mean.
+
+        Parameters
+        ----------
+        sent : ArrayRecord
+            φ_{t-1}, from which the clients started.
+        updates : sequence of ClientUpdate
+            At least `least`, with the names and shapes of `sent`.
+
+        Returns
+        -------
+        ArrayRecord
+            φ_t, in the shapes and dtypes of `sent`.
+
+        Raises
+        ------
+        AggregationError
+            If loaded accumulators do not fit, or new ones are not finite.
         """
         alphas = shares(updates)
         result: dict[str, Array] = {}
@@ -199,6 +270,7 @@ class ServerStep(FlowerFedAvg):
     def _update_one(
         self, previous: NDArray, rows: list[NDArray], alphas: list[float], old: Mapping[str, NDArray] | None
     ) -> tuple[NDArray, dict[str, NDArray]]:
+        """The new array φ_t and accumulators of one array, worked out block by block."""
         flat, flat_rows = previous.reshape(-1), [row.reshape(-1) for row in rows]
         flat_old = None if old is None else {m: a.reshape(-1) for m, a in old.items()}
         new = np.empty(previous.size, previous.dtype)
@@ -219,7 +291,13 @@ class ServerStep(FlowerFedAvg):
         return {f"{m}/{name}": array for m, arrays in self._moments.items() for name, array in arrays.items()}
 
     def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError for the state of another strategy."""
+        """Restore the accumulators from a `state_dict`.
+
+        Raises
+        ------
+        ValueError
+            For an unknown accumulator, or accumulators of different arrays.
+        """
         loaded: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments} if state else {}
         for key, array in state.items():
             moment, _, name = key.partition("/")
@@ -231,7 +309,7 @@ class ServerStep(FlowerFedAvg):
         self._moments = loaded
 
     def reset_state(self) -> None:
-        """Forget the accumulators: the next aggregation is as the first."""
+        """Drop the accumulators: the next aggregation is as the first."""
         self._moments = {}
 
     def summary(self) -> None:
@@ -240,4 +318,5 @@ class ServerStep(FlowerFedAvg):
         super().summary()
 
     def _values(self) -> str:
+        """The settings and their values in one line."""
         return ", ".join(f"{name} {getattr(self, name):g}" for name in self.settings)

@@ -1,4 +1,4 @@
-"""A client's side of secure aggregation: what it says in each stage, and what it does not say to any server."""
+"""A client's side of secure aggregation: its replies in each stage, and its checks against a dishonest server."""
 
 from __future__ import annotations
 
@@ -39,15 +39,23 @@ _KEYS, _SHARED, _MASKED, _CONFIRMED, _UNMASKED = "keys", "shared", "masked", "co
 
 
 class SecureError(ValueError):
-    """What a server asks for would tell it more than a sum, or does not belong to this session."""
+    """The server asks for something that would reveal more than a sum, or that does not belong to this session."""
 
 
 class Participant:
-    """One client in one session; `state` (a ConfigRecord of Flower's context, say) keeps it between the messages.
+    """One client in one session of secure aggregation (SecAgg+, Bell et al. 2020).
 
-    A new session forgets the one before. Each stage raises SecureError for what an honest server does not ask: a stage
-    out of turn or twice, keys or shares of strangers, fewer neighbours than the threshold, the secrets of a client
-    both as a survivor and as one that dropped out, other survivors than its neighbours hear of.
+    A new session discards the one before. Each stage raises SecureError for what an honest server does not ask: a stage
+    out of turn or twice, keys or shares of strangers, fewer neighbours than the threshold, the secrets of a client both
+    as a survivor and as one that dropped out, other survivors than its neighbours were told. The arguments `asked` are
+    the ConfigRecord of the server's message, and results the one of the reply, by the keys of `stage_keys`.
+
+    Parameters
+    ----------
+    state : mutable mapping
+        Keeps the session between messages, such as a ConfigRecord of Flower's context.
+    me : int
+        The client's partition id.
     """
 
     def __init__(self, state: MutableMapping[str, Any], me: int) -> None:
@@ -55,13 +63,24 @@ class Participant:
 
     @property
     def terms(self) -> Terms:
-        """Those of the present session. SecureError without one."""
+        """The terms of the current session; SecureError without one."""
         if w.SESSION not in self._state:
             raise SecureError(f"client {self._me} takes part in no secure sum")
         return Terms.from_wire(self._state)
 
     def keys(self, asked: Mapping[str, Any]) -> ConfigRecord:
-        """Stage 1: accept the terms and make two key pairs, one for encrypted shares and one for masks."""
+        """Stage 1: accept the terms and make two key pairs, one for encrypted shares and one for masks.
+
+        Returns
+        -------
+        ConfigRecord
+            The two public keys.
+
+        Raises
+        ------
+        SecureError
+            For terms that are not acceptable.
+        """
         try:
             terms = Terms.from_wire(asked)
         except TermsError as error:
@@ -73,7 +92,18 @@ class Participant:
         return ConfigRecord({w.MASK_PUBLIC: public_of(mask_key), w.SHARE_PUBLIC: public_of(share_key)})
 
     def shares(self, asked: Mapping[str, Any]) -> ConfigRecord:
-        """Stage 2: divide the own secrets among the neighbours, each part encrypted for the one that it is for."""
+        """Stage 2: split the own seed and mask key into Shamir shares, each encrypted for one neighbour.
+
+        Returns
+        -------
+        ConfigRecord
+            Neighbours and encrypted shares.
+
+        Raises
+        ------
+        SecureError
+            If neighbours and keys do not fit together or to the terms, or this client's own keys are not among them.
+        """
         terms = self._turn(asked, _KEYS)
         clients, mask_keys, share_keys = (
             _ints(asked, w.CLIENTS),
@@ -103,7 +133,17 @@ class Participant:
         return ConfigRecord({w.CLIENTS: to, w.SEALED: sealed})
 
     def check(self, asked: Mapping[str, Any]) -> Terms:
-        """Whether the third stage may begin, before anything is trained for it."""
+        """Check that the third stage may begin, before anything is trained for it.
+
+        Returns
+        -------
+        Terms
+
+        Raises
+        ------
+        SecureError
+            If it may not.
+        """
         terms = self._turn(asked, _SHARED)
         self._opened(asked, terms)
         return terms
@@ -116,12 +156,33 @@ class Participant:
         tallies: Sequence[float] = (),
         noise: NDArray[np.int64] | None = None,
     ) -> ConfigRecord:
-        """Stage 3: `weight` times the update (n,) and the tallies, masked, after opening the others' shares.
+        """Stage 3: open the neighbours' shares, and mask the weighted update and tallies.
 
-        A weight of 0 adds nothing but masks; one above the largest counts as that. With a norm in the terms every
-        client counts 1, and an update of weight 0 is a zero; `noise` (n,): integers to add, in steps. Beside the
-        tallies go the weight, whether it was cut, and how many numbers were clipped (with a norm
-        neither: no noise would be on them).
+        Parameters
+        ----------
+        asked : mapping
+        update : array (n,)
+            Clipped and quantised by the terms.
+        weight : int
+            0 adds nothing but masks; one above `terms.max_weight` counts as that. With a norm in the terms every client
+            counts 1, and an update of weight 0 is a zero.
+        tallies : sequence of float
+            `terms.tallies` further numbers, such as losses, summed with the same weight.
+        noise : array (n,), int64, optional
+            Integers to add, in quantisation steps.
+
+        Returns
+        -------
+        ConfigRecord
+            The masked vector, and a masked tail: tallies, weight, whether the weight was cut, and how many numbers were
+            clipped (the last two are 0 with a norm: they would have no noise).
+
+        Raises
+        ------
+        SecureError
+            Out of turn, for shares that cannot be opened, or for another number of tallies.
+        ValueError
+            If the update is not finite.
         """
         terms = self._turn(asked, _SHARED)
         senders = self._opened(asked, terms)
@@ -142,7 +203,13 @@ class Participant:
         )
 
     def confirm(self, asked: Mapping[str, Any]) -> ConfigRecord:
-        """Stage 4: tell every neighbour that sent its vector, under encryption, who is said to have sent theirs."""
+        """Stage 4: send every neighbour whose vector arrived, encrypted, the list of survivors as the server gave it.
+
+        Returns
+        -------
+        ConfigRecord
+            Neighbours and encrypted lists.
+        """
         terms = self._turn(asked, _MASKED)
         active, dropped = self._roll_call(asked, terms)
         self._state.update({w.STAGE: _CONFIRMED, w.ACTIVE: active, w.DROPPED: dropped})
@@ -151,10 +218,20 @@ class Participant:
         return ConfigRecord({w.CLIENTS: others, w.SEALED: [encrypt(self._view_key(o, terms), view) for o in others]})
 
     def unmask(self, asked: Mapping[str, Any]) -> ConfigRecord:
-        """Stage 5: of neighbours that sent their vectors the shares of their seeds, of others those of their keys.
+        """Stage 5: release the shares of the seeds of survivors, and of the keys of clients that dropped out.
 
-        Only after as many as the threshold, itself included, confirmed it: who one of them calls dropped out none may
-        call active, for whoever had both of a client's secrets could take its masks off.
+        Only after as many as the threshold, itself included, confirmed the same lists: a client that one of them calls
+        dropped out none may call a survivor, for whoever had both of a client's secrets could remove its masks.
+
+        Returns
+        -------
+        ConfigRecord
+            Survivors and dropped clients with their shares.
+
+        Raises
+        ------
+        SecureError
+            For too few or contradicting confirmations.
         """
         terms = self._turn(asked, _CONFIRMED)
         active, dropped = list(self._state[w.ACTIVE]), list(self._state[w.DROPPED])
@@ -167,7 +244,7 @@ class Participant:
         return ConfigRecord({w.ACTIVE: active, w.SEED_SHARES: seeds, w.DROPPED: dropped, w.KEY_SHARES: keys})
 
     def _roll_call(self, asked: Mapping[str, Any], terms: Terms) -> tuple[list[int], list[int]]:
-        """Who is said to have sent a vector, and who not."""
+        """The neighbours that are said to have sent a vector, and those that are not, checked."""
         active, dropped = _ints(asked, w.ACTIVE), _ints(asked, w.DROPPED)
         if set(active) & set(dropped):
             raise SecureError("the same client cannot have sent its vector and dropped out")
@@ -182,6 +259,7 @@ class Participant:
     def _check_views(
         self, asked: Mapping[str, Any], terms: Terms, active: Sequence[int], dropped: Sequence[int]
     ) -> None:
+        """Raise SecureError unless enough neighbours confirm lists that do not contradict these."""
         senders, sealed = _ints(asked, w.CLIENTS), _bytes(asked, w.SEALED)
         if len(senders) != len(sealed) or len(senders) != len(set(senders)) or set(senders) - set(active) - {self._me}:
             raise SecureError("confirmations of clients that sent no vector")
@@ -196,6 +274,7 @@ class Participant:
                 raise SecureError(f"client {sender} was told of other survivors: the server lies to one of them")
 
     def _view_key(self, other: int, terms: Terms) -> bytes:
+        """The key by which two neighbours encrypt their lists of survivors."""
         public = self._state[w.SHARE_KEYS][list(self._state[w.CLIENTS]).index(other)]
         return fernet_key(self._state[w.SHARE_KEY], public, f"views/{terms.digest}")
 
@@ -209,7 +288,7 @@ class Participant:
         return terms
 
     def _opened(self, asked: Mapping[str, Any], terms: Terms) -> list[int]:
-        """Open the shares that the neighbours sent, and keep them; who sent some."""
+        """Decrypt and keep the shares that neighbours sent; returns the senders."""
         senders, sealed = _ints(asked, w.CLIENTS), _bytes(asked, w.SEALED)
         neighbours = list(self._state[w.CLIENTS])
         if len(senders) != len(sealed) or len(senders) != len(set(senders)) or set(senders) - set(neighbours):
@@ -232,13 +311,15 @@ class Participant:
         return senders
 
     def _own(self, key: str) -> bytes:
+        """This client's own share of one of its secrets."""
         return self._state[key][0]
 
     def _key_with(self, public: bytes, terms: Terms) -> bytes:
+        """The key by which two neighbours encrypt shares."""
         return fernet_key(self._state[w.SHARE_KEY], public, f"shares/{terms.digest}")
 
     def _mask(self, words: Words, tail: Words, peers: Sequence[int], terms: Terms) -> None:
-        """Add the own mask and one with each of `peers`, which the other one subtracts."""
+        """Add the own mask, and a pairwise mask for each of `peers`, which that peer subtracts."""
         neighbours = list(self._state[w.CLIENTS])
         own = Stream(self._state[w.SEED], terms.session)
         own.add(words)
@@ -251,6 +332,7 @@ class Participant:
 
 
 def _ints(asked: Mapping[str, Any], key: str) -> list[int]:
+    """The list of clients under `key`; SecureError if it is none."""
     found = asked.get(key, [])
     if not isinstance(found, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in found):
         raise SecureError(f"{key} is no list of clients")
@@ -258,6 +340,7 @@ def _ints(asked: Mapping[str, Any], key: str) -> list[int]:
 
 
 def _bytes(asked: Mapping[str, Any], key: str) -> list[bytes]:
+    """The list of bytes under `key`; SecureError if it is none."""
     found = asked.get(key, [])
     if not isinstance(found, list) or not all(isinstance(v, bytes) for v in found):
         raise SecureError(f"{key} is no list of bytes")

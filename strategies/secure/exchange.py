@@ -1,4 +1,4 @@
-"""A FedFT or FedTU exchange as a secure sum: one answer, of all clients together."""
+"""A FedFT or FedTU exchange as a secure sum: one reply for all clients together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ TALLIES: Mapping[str, tuple[str, ...]] = {"train": ("train-loss", "train-seconds
 
 @dataclass(frozen=True, slots=True)
 class SecureExchange:
-    """Holds exchanges by `settings`; `partition` names the client that a message goes to."""
+    """Holds exchanges as secure sums.
+
+    Attributes
+    ----------
+    grid : Grid
+    partition : callable (Message) -> int
+        The client that a message goes to.
+    settings : SecureSettings
+    """
 
     grid: Grid
     partition: Callable[[Message], int]
@@ -39,10 +47,27 @@ class SecureExchange:
         one_each: bool = False,
         committed: bool = False,
     ) -> Summed:
-        """The sum of what the clients that `messages` go to answer, or a fault where there can be none.
+        """Hold one exchange.
 
-        `sent`: the model that they start from; `one_each`: every update counts 1, or 0 where a client only covers;
-        `committed`: who commits itself to nothing is left out.
+        Parameters
+        ----------
+        kind : str
+            Kind of exchange.
+        messages : sequence of Message
+        sent : ArrayRecord
+            The model that the clients start from.
+        timeout : float
+            Seconds for the stage in which clients train.
+        one_each : bool
+            Every update counts 1, or 0 for a client that only covers others.
+        committed : bool
+            Leave out clients that send no commitment.
+
+        Returns
+        -------
+        Summed
+            With a `fault` where there is no sum. With adaptive clipping the count is taken out and passed to
+            `settings.follow`.
         """
         numbers = sum(math.prod(array.shape) for array in sent.values())
         tallies = self.tallies(kind)
@@ -61,11 +86,26 @@ class SecureExchange:
         return replace(summed, update=summed.update[:-1])
 
     def tallies(self, kind: str) -> tuple[str, ...]:
-        """Which numbers of a reply are summed."""
+        """Names of the metrics of a reply that are summed."""
         return TALLIES.get(kind, ()) if self.settings.tell else ()
 
     def verdict(self, kind: str, summed: Summed, sent: ArrayRecord, arrays_key: str, weight_key: str) -> ReplyCheck:
-        """`summed`, without a fault and of some weight, as the one good answer: the clients' weighted mean."""
+        """The sum as one valid reply, which holds the clients' weighted mean.
+
+        Parameters
+        ----------
+        kind : str
+        summed : Summed
+            Without a fault and of a weight above 0.
+        sent : ArrayRecord
+            The model that the clients started from.
+        arrays_key, weight_key : str
+
+        Returns
+        -------
+        ReplyCheck
+            Of the client `message_keys.TOGETHER`.
+        """
         named = zip(self.tallies(kind), summed.tallies, strict=True)
         told = {name: value / summed.weight for name, value in named}
         metrics = MetricRecord({weight_key: float(summed.weight), **told})
@@ -75,7 +115,20 @@ class SecureExchange:
 
 
 def moved(arrays: ArrayRecord, update: NDArray[np.float64]) -> ArrayRecord:
-    """φ + δ in φ's dtypes; `update` (n,) holds the numbers of all arrays, one array after the other."""
+    """Add a flat update to a model.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        The model φ.
+    update : array (n,), float64
+        The numbers of all arrays, one array after the other.
+
+    Returns
+    -------
+    ArrayRecord
+        φ + update in φ's shapes and dtypes.
+    """
     result, start = {}, 0
     for name, array in arrays.items():
         base = view(array)
@@ -89,5 +142,5 @@ def moved(arrays: ArrayRecord, update: NDArray[np.float64]) -> ArrayRecord:
 
 
 def difference(after: NDArray, before: NDArray) -> NDArray[np.float64]:
-    """What a client adds to the model that it was sent (n,), in float64."""
+    """A client's update, `after` − `before`, both (n,), in float64."""
     return after.astype(np.float64) - before.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Integers instead of numbers, and masks over them: what a client sends looks uniformly random."""
+"""Quantisation to integers and additive masks for secure aggregation: what a client sends looks uniformly random."""
 
 from __future__ import annotations
 
@@ -33,23 +33,48 @@ def public_of(private: bytes) -> bytes:
 
 
 def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
-    """The secret (32,) that the owners of two key pairs share, for one purpose. ValueError for a degenerate key."""
+    """Secret that the owners of two X25519 key pairs share, for one purpose (HKDF with SHA-256).
+
+    Parameters
+    ----------
+    private, public : bytes of length 32
+        The own private key and the other's public key.
+    purpose : str
+        Different purposes give independent secrets.
+
+    Returns
+    -------
+    bytes of length 32
+
+    Raises
+    ------
+    ValueError
+        For a degenerate public key.
+    """
     secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return _derived(secret, purpose)
 
 
 def fernet_key(private: bytes, public: bytes, purpose: str) -> bytes:
-    """The key by which two clients encrypt for each other, as Flower's `encrypt` takes it."""
+    """Key with which two clients encrypt for each other, in the form that Flower's `encrypt` takes; see `agreed`."""
     return base64.urlsafe_b64encode(agreed(private, public, purpose))
 
 
 def _derived(secret: bytes, purpose: str) -> bytes:
+    """32 bytes derived from a secret for one purpose."""
     kdf = HKDF(algorithm=hashes.SHA256(), length=SEED_BYTES, salt=None, info=f"oblivionis/{purpose}".encode())
     return kdf.derive(secret)
 
 
 class Stream:
-    """Uniform 64-bit words from a seed of 32 bytes by ChaCha20; each `add` takes the next ones."""
+    """Stream of uniform 64-bit words from a seed (ChaCha20); each `add` takes the next ones.
+
+    Parameters
+    ----------
+    seed : bytes of length 32
+    session : str
+        Different sessions give independent streams.
+    """
 
     def __init__(self, seed: bytes, session: str) -> None:
         cipher = Cipher(ChaCha20(_derived(seed, f"mask/{session}"), bytes(16)), mode=None)
@@ -67,7 +92,26 @@ class Stream:
 
 
 def quantised(update: NDArray, terms: Terms) -> tuple[NDArray[np.int64], int]:
-    """An update (n,) as integers in ± L, each the nearest; how many numbers were clipped. ValueError unless finite."""
+    """Clip and quantise an update to integers.
+
+    Parameters
+    ----------
+    update : array (n,)
+    terms : Terms
+        Clipping range ± c, and L levels on either side.
+
+    Returns
+    -------
+    integers : array (n,), int64
+        The nearest, in ± L.
+    clipped : int
+        How many numbers were clipped.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite.
+    """
     if not np.isfinite(update).all():
         raise ValueError("the update holds NaN or infinite numbers")
     clipped = int(np.count_nonzero(np.abs(update) > terms.clipping))
@@ -76,18 +120,34 @@ def quantised(update: NDArray, terms: Terms) -> tuple[NDArray[np.int64], int]:
 
 
 def fixed_point(values: Sequence[float]) -> NDArray[np.int64]:
-    """Numbers told beside an update as integers, in steps of `TALLY_STEP`, clipped to ± `LARGEST_TALLY`."""
+    """Tallies as integers in steps of `TALLY_STEP`, clipped to ± `LARGEST_TALLY`."""
     return np.rint(np.clip(np.asarray(values, np.float64), -LARGEST_TALLY, LARGEST_TALLY) / TALLY_STEP).astype(np.int64)
 
 
 def packed(words: Words, bits: int) -> bytes:
-    """`words` (n,) modulo 2^bits in as few whole bytes each as hold them."""
+    """Encode `words` (n,) modulo 2^bits, each in ⌈bits/8⌉ bytes, little-endian."""
     width = -(-bits // 8)
     return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
 def unpacked(data: bytes, count: int, bits: int) -> Words:
-    """What `packed` gave, modulo 2^bits. ValueError for another number of bytes."""
+    """Decode what `packed` gave, modulo 2^bits.
+
+    Parameters
+    ----------
+    data : bytes
+    count, bits : int
+        Number of words n and bits of each.
+
+    Returns
+    -------
+    array (n,), uint64
+
+    Raises
+    ------
+    ValueError
+        For another number of bytes.
+    """
     width = -(-bits // 8)
     if len(data) != count * width:
         raise ValueError(f"{len(data)} bytes for {count} words of {width} bytes")
@@ -102,6 +162,6 @@ def modulus_mask(bits: int) -> np.uint64:
 
 
 def signed(words: Words, bits: int) -> NDArray[np.int64]:
-    """Residues modulo 2^bits as the integers from −2^(bits−1) on that they stand for."""
+    """Residues modulo 2^bits as signed integers in [−2^(bits−1), 2^(bits−1)), int64."""
     shift = np.uint64(64 - bits)
     return (words << shift).view(np.int64) >> np.int64(64 - bits)

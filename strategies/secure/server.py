@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: five stages, a sum, and why anybody is not in it."""
+"""The server's side of secure aggregation: five stages, the sum, and why a client is not in it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,29 @@ _OTHERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """What the server learned: `update` (n,) Σ w δ and `tallies` Σ w v over `survivors`, `weight` Σ w.
+    """Result of a secure sum: everything that the server learns.
 
-    `cut`: how many clients have a weight above the largest; `clipped`: how many numbers lay outside the range.
-    `left_out`: why others are not in it. `fault`: why there is no sum at all; then only `left_out` and `told` hold.
-    `told`: the texts that came with the masked vectors, by client.
+    Attributes
+    ----------
+    terms : Terms or None
+    update : array (n,), float64
+        Σ w δ over the survivors.
+    weight : int
+        Σ w.
+    tallies : tuple of float
+        Σ w v of each tally.
+    survivors : tuple of int
+        The clients in the sum.
+    cut : int
+        Clients with a weight above the largest.
+    clipped : int
+        Numbers that lay outside the clipping range.
+    left_out : mapping of str
+        Why other clients are not in it.
+    told : mapping
+        Texts that came with the masked vectors, by client.
+    fault : str
+        Why there is no sum; then only `terms`, `left_out` and `told` hold.
     """
 
     terms: Terms | None = None
@@ -50,9 +68,16 @@ class Summed:
 
 
 class SecureSum:
-    """One session: `messages` to the clients become a sum of what these would have answered.
+    """One session of secure aggregation (SecAgg+, Bell et al. 2020).
 
-    `send` sends messages and gives the answers that come within so many seconds. Clients are named by partition id.
+    Parameters
+    ----------
+    grid : Grid
+    partition : callable (Message) -> int
+        The client that a message goes to.
+    terms : Terms
+    patience : float
+        Seconds for each stage in which nothing is trained.
     """
 
     def __init__(self, grid: Grid, partition: Callable[[Message], int], terms: Terms, patience: float) -> None:
@@ -68,8 +93,23 @@ class SecureSum:
         *,
         committed: bool = False,
     ) -> Summed:
-        """The sum over updates of `numbers` numbers; `timeout`: for the stage in which clients train, in seconds.
-        `committed`: who sends no commitment is left out.
+        """Run the five stages.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+            To each client, for the third stage.
+        numbers : int
+            Length n of an update.
+        timeout : float
+            Seconds for the third stage, in which clients train.
+        committed : bool
+            Leave out clients that send no commitment.
+
+        Returns
+        -------
+        Summed
+            With a `fault` where there is no sum.
         """
         nodes = {self._partition(message): message for message in messages}
         keys = self._exchange(w.KEYS_TYPE, {c: self._terms.to_wire() for c in nodes}, nodes, self._patience, _keys)
@@ -107,10 +147,11 @@ class SecureSum:
             return self._failed(str(error))
 
     def _failed(self, fault: str) -> Summed:
+        """The result of a session without a sum."""
         return Summed(self._terms, left_out=dict(self._left_out), told=self._told, fault=fault)
 
     def _too_few(self, clients: Iterable[int], ring: _Ring) -> str:
-        """Why the session cannot go on with `clients`, empty if it can."""
+        """Why the session cannot go on with `clients`; empty if it can."""
         here, threshold = set(clients), self._terms.threshold
         if len(here) < threshold:
             return f"{len(here)} clients are left, a secure sum needs {threshold}"
@@ -122,6 +163,7 @@ class SecureSum:
         return ""
 
     def _introduction(self, client: int, ring: _Ring, keys: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        """The neighbours of `client` and their public keys."""
         around = ring.around(client)
         return {
             w.CLIENTS: around,
@@ -130,7 +172,7 @@ class SecureSum:
         }
 
     def _post(self, client: int, ring: _Ring, sealed: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        """What the neighbours of `client` sealed for it."""
+        """What the neighbours of `client` encrypted for it."""
         senders = [c for c in ring.around(client) if c != client and c in sealed]
         return {
             w.CLIENTS: senders,
@@ -140,6 +182,7 @@ class SecureSum:
     def _roll_call(
         self, client: int, ring: _Ring, sealed: Iterable[int], vectors: Mapping[int, object]
     ) -> dict[str, Any]:
+        """The neighbours of `client` whose vectors arrived, and those whose vectors are missing."""
         around, shared = ring.around(client), set(sealed)
         return {
             w.ACTIVE: [c for c in around if c in vectors],
@@ -154,7 +197,7 @@ class SecureSum:
         timeout: float,
         read: _Reader,
     ) -> dict[int, dict[str, Any]]:
-        """One stage: what each client that answered well says. `kind` None: its own message, with the record."""
+        """One stage; returns what each valid reply says. `kind` None: the clients' own messages, with the record."""
         messages = []
         for client, content in contents.items():
             record = ConfigRecord({w.SESSION: self._terms.session, **content})
@@ -180,6 +223,7 @@ class SecureSum:
         opened: Mapping[int, Mapping[str, Any]],
         numbers: int,
     ) -> Summed:
+        """Add up the vectors and remove the masks; raises _SumError."""
         terms = self._terms
         words, tail = np.zeros(numbers, np.uint64), np.zeros(terms.tallies + _OTHERS, np.uint64)
         for vector in vectors.values():
@@ -204,7 +248,7 @@ class SecureSum:
         words: Words,
         tail: Words,
     ) -> None:
-        """Take the masks off that others added for `client`, whose own vector is missing."""
+        """Remove the masks that others added for `client`, whose own vector is missing."""
         private = self._secret(client, ring, opened, w.DROPPED, w.KEY_SHARES)
         if public_of(private) != keys[client][w.MASK_PUBLIC]:
             raise _SumError(f"the shares of the key of client {client} do not fit together: somebody sent wrong ones")
@@ -222,7 +266,7 @@ class SecureSum:
     def _secret(
         self, client: int, ring: _Ring, opened: Mapping[int, Mapping[str, Any]], whose: str, shares: str
     ) -> bytes:
-        """The secret of `client`, put together from the shares that its neighbours gave back."""
+        """Reconstruct a secret of `client` from the shares that its neighbours released."""
         found = []
         for other in ring.around(client):
             if other in opened and client in (among := opened[other][whose]):
@@ -239,6 +283,7 @@ class SecureSum:
         return secret
 
     def _read(self, words: Words, tail: Words, vectors: Mapping[int, Mapping[str, Any]]) -> Summed:
+        """Decode the unmasked sum, and check that it is one that clients can produce."""
         terms, count = self._terms, len(vectors)
         sums, others = signed(words, terms.modulus_bits), signed(tail, WIDEST)
         weight, cut, clipped = (int(v) for v in others[terms.tallies :])
@@ -267,17 +312,17 @@ class SecureSum:
 
 
 class _SumError(ValueError):
-    """The masks cannot be taken off."""
+    """The masks cannot be removed."""
 
 
 class _ReplyError(ValueError):
-    """An answer that is none."""
+    """A reply that is not valid."""
 
 
 class _Ring:
-    """Who shares secrets with whom: of `clients` in a circle each with its nearest, itself included (`shares` of them).
+    """Neighbourhoods for secret sharing: clients in a random circle, each with its nearest, itself included.
 
-    The order of the circle is drawn anew: nobody chooses its neighbours.
+    The order is random in each session, so that nobody chooses its neighbours.
     """
 
     def __init__(self, clients: Sequence[int], shares: int) -> None:
@@ -298,6 +343,7 @@ class _Ring:
 
 
 def _record(reply: Message | None, timeout: float) -> dict[str, Any]:
+    """The record in a reply; raises _ReplyError if there is none or more than that."""
     if reply is None:
         raise _ReplyError(f"no reply within {timeout:g} s")
     if reply.has_error():
@@ -310,6 +356,7 @@ def _record(reply: Message | None, timeout: float) -> dict[str, Any]:
 
 
 def _keys(client: int, asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the public keys of the first stage."""
     found = {key: got.get(key) for key in (w.MASK_PUBLIC, w.SHARE_PUBLIC)}
     if not all(isinstance(value, bytes) and len(value) == _KEY_BYTES for value in found.values()):
         raise _ReplyError("the reply has no public keys")
@@ -317,7 +364,7 @@ def _keys(client: int, asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict
 
 
 def _shares_of(key: str) -> _Reader:
-    """Reads what a client seals for each of the clients under `key` of its message but itself."""
+    """A reader of what a client encrypts for each of the clients under `key` of its message except itself."""
 
     def read(client: int, asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
         clients, sealed = got.get(w.CLIENTS), got.get(w.SEALED)
@@ -334,6 +381,7 @@ def _shares_of(key: str) -> _Reader:
 
 
 def _vector(got: Mapping[str, Any], numbers: int, size: int, tail: int) -> dict[str, Any]:
+    """Read a masked vector of the third stage, with short texts that came with it."""
     words, rest = got.get(w.SUM), got.get(w.TAIL)
     if got.get(w.NUMBERS) != numbers or not isinstance(words, bytes) or not isinstance(rest, bytes):
         raise _ReplyError(f"the reply holds no masked vector of {numbers} numbers")
@@ -344,6 +392,7 @@ def _vector(got: Mapping[str, Any], numbers: int, size: int, tail: int) -> dict[
 
 
 def _opened(client: int, asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the shares released in the last stage."""
     found = {key: got.get(key, []) for key in (w.ACTIVE, w.SEED_SHARES, w.DROPPED, w.KEY_SHARES)}
     pairs = ((w.ACTIVE, w.SEED_SHARES), (w.DROPPED, w.KEY_SHARES))
     for whose, shares in pairs:

@@ -1,4 +1,4 @@
-"""The keys of the messages of secure aggregation, and of what a client keeps between them."""
+"""Keys and message types of secure aggregation, and the keys of a client's state between messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the members of a secure sum agree on: who may drop out, and how numbers become integers that cannot overflow."""
+"""Terms of a secure sum: who shares secrets, who may drop out, and a quantisation in which sums cannot overflow."""
 
 from __future__ import annotations
 
@@ -30,17 +30,39 @@ class TermsError(ValueError):
 class Terms:
     """The terms of one session.
 
-    `clients`: how many are addressed, n; `shares`: among how many neighbours, itself included, a client divides its
-    secrets, k; `threshold`: how many of these give them back, t. `clipping`: every number of an update is clipped to
-    ± c; `bits`: it becomes one of 2^bits − 1 integers, 0 exactly 0; `max_weight`: what a client counts at most.
-    `told`: names of the numbers that are told beside the update, joined by commas; `one_each`: every update counts 1,
-    whatever is behind it, 0 where nothing is. With `norm` above 0 a client shortens its update to that L2
-    norm and counts 1, whatever it holds; `noise`: the deviation in steps of the discrete Gaussian noise that it adds to
-    each number; `counting` above 0: behind its update it adds one number more, half of this, positive if the update was
-    no longer than the norm and negative if it was.
+    Attributes
+    ----------
+    session : str
+        Random name of the session.
+    clients : int
+        Clients n that are addressed, 3 to 65536.
+    shares : int
+        Among how many neighbours k, itself included, a client splits its secrets.
+    threshold : int
+        How many shares t reconstruct them, above k/2.
+    clipping : float above 0
+        Every number of an update is clipped to ± c.
+    bits : int, 2 to 31
+        A number becomes one of 2^bits − 1 integers; 0 stays exactly 0.
+    max_weight : int, at least 1
+        Largest weight of a client.
+    told : str
+        Names of the tallies, joined by commas.
+    one_each : bool
+        Every update counts 1, or 0 for a client that only covers others.
+    norm : float, at least 0
+        Above 0: a client clips its update to that L2 norm, and counts 1 whatever it holds.
+    noise : float, at least 0
+        σ in steps of the discrete Gaussian noise that a client adds to each number.
+    counting : float, at least 0
+        Above 0: a client appends half of this to its update, positive if the update was no longer than the norm, else
+        negative.
 
-    Raises TermsError where the threshold is not above half of the shares (a server that tells some that a client
-    dropped out and others that it did not could then take that client's masks off), or the sum could overflow.
+    Raises
+    ------
+    TermsError
+        If the sum could overflow, or a value is out of range. With a threshold of at most half of the shares a server
+        could tell some that a client dropped out and others that it did not, and remove that client's masks.
     """
 
     session: str
@@ -61,6 +83,7 @@ class Terms:
             raise TermsError(fault)
 
     def _fault(self) -> str:
+        """What is wrong with the terms; empty if nothing is."""
         if not LEAST_CLIENTS <= self.clients <= LARGEST_CLIENTS:
             return f"{self.clients} clients in a secure sum, expected {LEAST_CLIENTS} to {LARGEST_CLIENTS}"
         if not LEAST_CLIENTS <= self.shares <= self.clients:
@@ -88,49 +111,50 @@ class Terms:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The numbers that are told beside the update, in this order."""
+        """Names of the tallies, in order."""
         return tuple(filter(None, self.told.split(",")))
 
     @property
     def tallies(self) -> int:
-        """How many they are."""
+        """How many tallies there are."""
         return len(self.names)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the terms, 64 hexadecimal digits: clients that were told different ones share no keys."""
+        """SHA-256 of the terms, 64 hexadecimal digits; clients with different terms derive different keys."""
         return hashlib.sha256(json.dumps(self.to_wire(), sort_keys=True).encode()).hexdigest()
 
     @property
     def levels(self) -> int:
-        """The largest integer that a number becomes, L = 2^(bits − 1) − 1."""
+        """Largest integer of a quantised number, L = 2^(bits − 1) − 1."""
         return 2 ** (self.bits - 1) - 1
 
     @property
     def step(self) -> float:
-        """What one integer stands for, c / L: a number is off by at most half of it."""
+        """Quantisation step c / L; a number is off by at most half of it."""
         return self.clipping / self.levels
 
     @property
     def largest(self) -> int:
-        """The largest integer that a client of weight 1 adds to a number's sum."""
+        """Largest integer that a client of weight 1 adds to a sum, noise included."""
         return self.levels + math.ceil(TAIL * self.noise)
 
     @property
     def modulus_bits(self) -> int:
-        """All sums are taken modulo two to the power of this, which no true sum reaches."""
+        """Bits of the modulus of all sums, which no true sum reaches."""
         return self._bits_needed(self.largest)
 
     def _bits_needed(self, largest: float) -> int:
+        """Bits, with sign, of a sum over all clients of such integers."""
         return 1 + (self.clients * self.max_weight * int(largest)).bit_length()
 
     def to_wire(self) -> dict[str, Any]:
-        """As values of a ConfigRecord."""
+        """The terms as values of a ConfigRecord."""
         return asdict(self)
 
     @classmethod
     def from_wire(cls, config: Mapping[str, Any]) -> Terms:
-        """What `to_wire` gave. Raises TermsError for anything else."""
+        """Read what `to_wire` gave; TermsError for anything else."""
         try:
             values = {name: kind(config[name]) for name, kind in _KINDS.items()}
         except (KeyError, TypeError, ValueError) as error:
@@ -155,24 +179,33 @@ _KINDS = {
 
 
 def default_shares(clients: int) -> int:
-    """Among how many n clients share: all up to 32, then as many as grow with log n (Bell et al. 2020)."""
+    """Default number of neighbours for n clients: all up to 32, above that of order log n (Bell et al. 2020)."""
     return clients if clients <= 32 else 4 * math.ceil(math.log2(clients)) + 9
 
 
 def default_threshold(shares: int) -> int:
-    """More than six tenths of the shares: four tenths of the clients may drop out."""
+    """Default threshold, more than 0.6 of the shares: up to 0.4 of the clients may drop out."""
     return max(LEAST_CLIENTS, math.floor(0.6 * shares) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SecureSettings:
-    """How secure sums are held.
+    """Settings of secure sums.
 
-    `shares`, `threshold`: None: by the number of clients, see `strategies.secure.terms`. `clipping`, `bits`,
-    `max_weight`: see `Terms`. `patience`: longest wait in seconds for the stages in which nothing is trained.
-    `private`: (kind of exchange, terms, how many numbers) → the same terms with a norm and noise; `follow`: is told the
-    sum of ± ½ over the clients, by `Terms.counting`, and how many these are. `tell`: whether numbers such as losses are
-    summed beside the updates: noise on the updates does not protect them.
+    Attributes
+    ----------
+    clipping, bits, max_weight
+        As in `Terms`.
+    shares, threshold : int, optional
+        As in `Terms`; None: `default_shares`, `default_threshold`.
+    patience : float
+        Seconds for each stage in which nothing is trained.
+    private : callable (kind of exchange, terms, numbers) -> Terms, optional
+        Adds norm and noise to the terms.
+    follow : callable (float, int), optional
+        Called with the noised sum of ± ½ over the clients (`Terms.counting`), and with their number.
+    tell : bool
+        Sum tallies such as losses, too: noise on the updates does not protect them.
     """
 
     clipping: float
@@ -186,9 +219,29 @@ class SecureSettings:
     tell: bool = True
 
     def terms(self, kind: str, clients: int, told: Sequence[str], numbers: int, *, one_each: bool = False) -> Terms:
-        """Those of a new session. On a ring `shares` is odd: as many on either side, and the client itself.
+        """Terms of a new session.
 
-        Raises TermsError, and what `private` raises.
+        Parameters
+        ----------
+        kind : str
+            Kind of exchange.
+        clients : int
+            Clients that are addressed.
+        told : sequence of str
+            Names of the tallies.
+        numbers : int
+            Length of an update.
+        one_each : bool
+
+        Returns
+        -------
+        Terms
+            Where not all clients are neighbours `shares` is odd: as many on either side, and the client itself.
+
+        Raises
+        ------
+        TermsError
+            If no valid terms are possible; also what `private` raises.
         """
         shares = min(self.shares or default_shares(clients), clients)
         if shares < clients and shares % 2 == 0:
