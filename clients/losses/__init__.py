@@ -25,12 +25,18 @@ The module may also define, with the hyperparameters as keywords:
 Quantities whose names begin with `alternative_` are about other answers to the forget questions, one a record and
 epoch; who calls `unlearn` brings them.
 
-Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
-suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
-that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `SCALED_BY` as
-above, `OTHERS = True` that the server has the other clients train beside it, `PER_RECORD = True` that it is a mean over
-forget records plus a mean over retain records, the terms of which are about one record each, so that each record's
-gradient can be clipped (`clients.record_level_dp`).
+Literals tell more of it without importing it:
+
+- `LIMITS`: between what the hyperparameters may lie; `LABEL`: what tables of suites call it;
+- `NEEDS_RETAIN = True`: it cannot do without retain records, though `phases` alone says so;
+- `SCALED_BY`: as above;
+- `BALL`: which hyperparameter is the radius of a ball around the model that it starts from, in which it stays; null: a
+  third of the distance to a random model;
+- `STOPS_AT_CHANCE = True`: where `unlearning.forget_nll_limit` is null, it stops at the likelihood of chance;
+- `PER_RECORD = True`: it is a mean over forget records plus a mean over retain records, the terms of which are about
+  one record each, so that each record's gradient can be clipped (`clients.record_level_dp`).
+
+What the server does for it beyond merging what clients send is a protocol of the same name (`strategies.protocols`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.

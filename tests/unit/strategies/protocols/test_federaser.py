@@ -13,8 +13,9 @@ from support.fedtu_clients import Recorder, adapter, content, flat, request
 
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
-from strategies.protocols.base import Answer, ByUnlearning, FedEraserProtocol, PGAProtocol
-from strategies.protocols.federaser import FedEraser
+from strategies.protocols.base import Answer, ByUnlearning
+from strategies.protocols.federaser import FedEraser, FedEraserProtocol
+from strategies.protocols.pga import PGAProtocol
 from strategies.protocols.update_history import MemoryHistory, RoundUpdates, mean_of_others
 from strategies.replies import ReplyCheck
 from strategies.rounds.fedtu import FedTU, Options, RequestList
