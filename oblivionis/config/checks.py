@@ -845,7 +845,10 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
 
 
-@_reads("unlearning", "federation", "privacy.level", "model.lora.ranks")
+@_reads(
+    *("unlearning.method", "unlearning.requests.policy", "privacy.level", "model.lora.ranks"),
+    *("federation.compression.method", "federation.buffer.size", "federation.secure_aggregation.enabled"),
+)
 def _not_with(config: Config) -> Iterator[Problem]:
     """What a method's own file says that it does not go with."""
     method, federation = config.unlearning.method, config.federation
