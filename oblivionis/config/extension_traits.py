@@ -158,8 +158,8 @@ def _lacks(file: Path, found: CodeFile) -> Iterator[Problem]:
         yield Problem(place, f"the hyperparameter {key!r} has no default that can be read", "a number, text or null")
     for key in found.limits.keys() - found.keywords.keys():
         yield Problem(place, f"LIMITS names {key!r}, which is no hyperparameter of {file.stem}")
-    for literal in found.literals.keys() & {"BALL", "SCALED_BY"}:
-        if found.literals[literal] not in found.keywords:
+    for literal in sorted(found.literals.keys() & {"BALL", "SCALED_BY"}):
+        if found.literals[literal] not in list(found.keywords):
             message = f"{literal} names {found.literals[literal]!r}, which is no hyperparameter of {file.stem}"
             yield Problem(place, message)
 
@@ -185,6 +185,9 @@ def _parse(file: Path) -> CodeFile:
             if target.id == "LIMITS":
                 problems.append(Problem(place, "LIMITS is no literal", "{key: {keyword: number}}", "", place))
     limits = _limits(found.get("LIMITS", {}), f"{place}: LIMITS", problems)
+    if not isinstance(found.get("NOT_WITH", {}), dict):
+        problems.append(Problem(f"{place}: NOT_WITH", "is no mapping", "{name: reason}"))
+        del found["NOT_WITH"]
     return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems))
 
 
