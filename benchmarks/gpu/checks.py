@@ -18,6 +18,7 @@ from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.decoding import greedy
 from evaluation.engine.likelihood import score
 from evaluation.engine.sampling import Rule, sample
+from oblivionis.config import method_traits
 
 CLOSE, ROUGH = 1e-3, 5e-2
 """Largest difference, in nats per answer token, where both compute in float32, and where one computes in fewer bits."""
@@ -52,7 +53,7 @@ class Checks:
         """The losses of an unlearning."""
         model, flat = self.model(device)
         found: list[float] = []
-        ball = Ball(flat.numpy(), 1.0) if method == "pga" else None
+        ball = Ball(flat.numpy(), 1.0) if method_traits.ball(method) else None
         unlearn(
             model,
             flat,

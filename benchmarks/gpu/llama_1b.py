@@ -22,6 +22,7 @@ from clients.training import batches, train
 from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.sampling import Rule, sample
 from evaluation.engine.sequences import TokenSequence
+from oblivionis.config import method_traits
 
 EXPERIMENT = "paper_llama_3_2_1b"
 BASES = {"bfloat16": "none", "8-bit": "int8", "NF4": "nf4"}
@@ -107,7 +108,7 @@ def _exchange(model: Any, flat: FlatParameters, setting: Setting, options: Optio
     start = flat.numpy()
     records = setting.sequences(setting.records, seed=0)
     forget, retain = records[: setting.forget], records[setting.forget :]
-    ball = Ball(start, 1.0) if method == "pga" else None
+    ball = Ball(start, 1.0) if method_traits.ball(method) else None
 
     def work() -> Any:
         values, settings = losses.hyperparameters(method), setting.training(optimizer=ADAMW)

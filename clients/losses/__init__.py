@@ -30,11 +30,14 @@ Further literals are read without importing the module:
 - `LIMITS`: the ranges of the hyperparameters;
 - `LABEL`: the name in tables of suites;
 - `NEEDS_RETAIN = True`: it needs retain records though only `phases` says so;
-- `UPDATES`: the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint);
 - `SCALED_BY`: as above;
-- `OTHERS = True`: the server has the other clients train as well;
+- `BALL`: the hyperparameter that is the radius of a ball around the received model in which it stays; null: a third of
+  the distance to a random model;
+- `STOPS_AT_CHANCE = True`: where `unlearning.forget_nll_limit` is null, it stops at the likelihood of chance;
 - `PER_RECORD = True`: it is a mean over forget records plus a mean over retain records, the terms of which are about
   one record each, so that each record's gradient can be clipped (`clients.record_level_dp`).
+
+What the server does for it beyond merging what clients send is a protocol of the same name (`strategies.protocols`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 LABEL = "FedOSD"
-OTHERS = True
 LIMITS = {
     "epochs": {"help": "Epochs that each other client trains for the direction of its gradient.", "at_least": 1},
     "recovery": {

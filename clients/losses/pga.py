@@ -11,7 +11,8 @@ LIMITS = {
         "above": 0,
     },
 }
-UPDATES = "newest"
+BALL = "radius"
+STOPS_AT_CHANCE = True
 
 
 def pga(forget_nll: Tensor, *, radius: float | None = None) -> Tensor:

@@ -139,14 +139,15 @@ def _exchange_again(
         yield Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")
         return
     _check_open(config)
-    if config.unlearning.method in ("federaser", "pga") or method_traits.asks_others(config.unlearning.method):
+    method = config.unlearning.method
+    if method_traits.updates(method) is not None or method_traits.asks_others(method):
         raise NotTestable(
-            f"unlearning.method {config.unlearning.method} serves requests from the other clients' updates: one "
+            f"unlearning.method {method} serves requests from the other clients' updates: one "
             "exchange cannot be replayed by itself; run the whole configuration again"
         )
-    if not method_traits.is_loss(config.unlearning.method):
+    if not method_traits.is_loss(method):
         raise NotTestable(
-            f"unlearning.method {config.unlearning.method} changes the model on the server: no client computes an "
+            f"unlearning.method {method} changes the model on the server: no client computes an "
             "exchange that could be replayed"
         )
     before = _model_before(run, config, served_round)

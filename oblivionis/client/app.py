@@ -303,7 +303,7 @@ def _unlearn_covered(task: Task) -> Message:
 @app.query("bury")
 @answering
 def bury(message: Message, context: Context) -> Message:
-    """FedEraser: bury the named records. The server rebuilds the model; nothing is trained here."""
+    """Bury the named records. The server changes the model; nothing is trained here."""
     task = Task(message, context)
     record_ids = task.bury()
     live = len(task.worker.holding(task.client).select(task.node.tombstones()))

@@ -24,6 +24,7 @@ from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.data import alternative_answers, idk_answers
 from oblivionis.data.corpora import load_partition
@@ -190,9 +191,9 @@ class Worker:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
         A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
-        none. own_references: the client's own records that nobody trains on, where its records are its own. PGA starts
-        from `reference`, the model of the other clients, and stays within a ball around it. With `privacy` the records
-        of both sets are hidden (DP-SGD).
+        none. own_references: the client's own records that nobody trains on, where its records are its own.
+        reference: the model of the other clients, for a method that starts from it. With `privacy` the records of both
+        sets are hidden (DP-SGD).
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
         unlearning = self.config.unlearning
@@ -206,14 +207,17 @@ class Worker:
                 f"unlearning.rectify needs retain records, and client {client} has none left; set "
                 "unlearning.rectify.enabled=false"
             )
+        method = unlearning.method
         ball, limit = None, unlearning.forget_nll_limit
-        if unlearning.method == "pga":
+        if method_traits.starts_from_others(method):
             if reference is None:
-                raise ClientError("pga starts from the model of the other clients, which the server did not send")
+                raise ClientError(f"{method} starts from the model of the other clients, which the server did not send")
             vector = reference
-            ball = Ball(reference, unlearning.params["radius"] or self._distance_to_random(reference) / 3)
+        if (radius := method_traits.ball(method)) is not None:
+            ball = Ball(vector, unlearning.params[radius] or self._distance_to_random(vector) / 3)
+        if method_traits.stops_at_chance(method):
             limit = limit or math.log(len(self.assembled.tokenizer))
-        asks = losses.get(unlearning.method).needs_alternatives
+        asks = losses.get(method).needs_alternatives
         others = self._alternatives(client, record_ids, seed) if asks else ()
         self._load(vector)
         settings = self.settings(
@@ -235,8 +239,7 @@ class Worker:
             target=target,
             rectify=unlearning.rectify.smoothing if unlearning.rectify.enabled else None,
         )
-        method, values = unlearning.method, dict(unlearning.params)
-        model = self.assembled.model
+        values, model = dict(unlearning.params), self.assembled.model
         given = {"seed": seed, "options": options}
         what = (forget_set, retain_set, method, values, settings)
         if privacy is None:

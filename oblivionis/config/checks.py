@@ -177,10 +177,11 @@ def _lora_kind(config: Config) -> Iterator[Problem]:
         yield Problem("model.lora.dropout", message, "0")
     if lora.target_parameters and lora.use_dora:
         yield Problem("model.lora.use_dora", "DoRA is for layers, not for model.lora.target_parameters", "false")
-    if config.unlearning.method == "pga" and "unlearn" in config.stages:
+    method = config.unlearning.method
+    if method_traits.ball(method) is not None and "unlearn" in config.stages:
         for name in ("use_dora", "modules_to_save"):
             if getattr(lora, name):
-                message = "pga measures how far a model is from a random one, and these do not start at random"
+                message = f"{method} measures how far a model is from a random one, and these do not start at random"
                 expected = "false" if name == "use_dora" else "null"
                 yield Problem(f"model.lora.{name}", message, expected, "or another unlearning method")
 
@@ -205,8 +206,9 @@ def _ranks(config: Config) -> Iterator[Problem]:
         yield Problem(key, message, "null", "or set model.lora.aggregation=product")
     if "local" in config.stages:
         yield Problem("stages", "the stage local has one rank for all clients (model.lora.ranks)", "leave out local")
-    if config.unlearning.method == "pga" and "unlearn" in config.stages:
-        message = "pga starts from the other clients' model, which a client of a lower rank cannot hold"
+    method = config.unlearning.method
+    if method_traits.starts_from_others(method) and "unlearn" in config.stages:
+        message = f"{method} starts from the other clients' model, which a client of a lower rank cannot hold"
         yield Problem("unlearning.method", message, "another method", f"or set {key}=null")
 
 
@@ -258,7 +260,7 @@ def _secure(config: Config) -> Iterator[Problem]:
     if config.model.lora.aggregation == "product":
         message = f"the mean of LoRA's products takes every client's factors, and {sums}"
         yield Problem("model.lora.aggregation", message, "factors or freeze_a")
-    if unlearning.method in ("federaser", "pga"):
+    if method_traits.updates(unlearning.method) is not None:
         message = f"{unlearning.method} goes by single clients' past models, and {sums}"
         yield Problem("unlearning.method", message, "an unlearning loss, or secure aggregation off")
     if "local" in config.stages:
@@ -824,7 +826,7 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.entropy", message, "weights of 0")
 
 
-@_reads("unlearning", "stages", "federation.secure_aggregation", "privacy.level", "model.lora.ranks")
+@_reads("unlearning", "stages", "federation.secure_aggregation", "privacy.level")
 def _served_by_server(config: Config) -> Iterator[Problem]:
     """What does not go with a method by which the server changes the model itself, without clients' updates."""
     unlearning, method = config.unlearning, config.unlearning.method
@@ -841,12 +843,38 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
     if config.privacy.level == "client":
         message = f"{method} is no update of clients that privacy.level=client could clip and hide"
         yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
-    if method == "fused" and config.model.lora.ranks is not None:
-        message = "its adapters are numbers of the common rank, and clients of other ranks have other numbers"
-        yield Problem("model.lora.ranks", message, "null, or another unlearning method")
-    if method == "weight_negation" and unlearning.requests.policy == "random_client_per_round":
-        message = "a negation in the round after another gives the weights back nearly as they were"
-        yield Problem("unlearning.requests.policy", message, "all_at_round, or a schedule with rounds between")
+
+
+@_reads(
+    *("unlearning.method", "unlearning.requests.policy", "privacy.level", "model.lora.ranks"),
+    *("federation.compression.method", "federation.buffer.size", "federation.secure_aggregation.enabled"),
+)
+def _not_with(config: Config) -> Iterator[Problem]:
+    """What a method's own file says that it does not go with."""
+    method, federation = config.unlearning.method, config.federation
+    another = "or another unlearning method"
+    given = {
+        "ranks": (config.model.lora.ranks is not None, "model.lora.ranks", f"null, {another}"),
+        "compression": (federation.compression.method != "none", "federation.compression.method", f"none, {another}"),
+        "asynchronous_rounds": (federation.buffer.size > 0, "federation.buffer.size", f"0, {another}"),
+        "secure_sums": (
+            federation.secure_aggregation.enabled,
+            "federation.secure_aggregation.enabled",
+            f"false, {another}",
+        ),
+        "client_privacy": (config.privacy.level == "client", "privacy.level", f"none or record, {another}"),
+        "requests_in_a_row": (
+            config.unlearning.requests.policy == "random_client_per_round",
+            "unlearning.requests.policy",
+            "all_at_round, or a schedule with rounds between",
+        ),
+    }
+    for name, reason in method_traits.not_with(method).items():
+        if name not in given:
+            message = f"NOT_WITH of {method} names {name!r}, which is nothing that a method may not go with"
+            yield Problem("unlearning.method", message, f"one of {', '.join(given)}")
+        elif given[name][0]:
+            yield Problem(given[name][1], reason, given[name][2])
 
 
 @_reads("unlearning", "stages", "federation", "privacy.level")

@@ -1,21 +1,23 @@
-"""What a loss, an aggregator, an evaluator and an attack declare about themselves, read without importing them.
+"""What losses, protocols, aggregators, evaluators and attacks declare, read without importing them.
 
 Each is one code file and one YAML file of the same name:
 
 | | code | YAML | keys |
 | --- | --- | --- | --- |
 | loss | `clients/losses/` | `conf/unlearning/` | `unlearning.params.<key>` |
-| aggregator | `strategies/` | `conf/strategy/` | `strategy.params.<key>` |
+| protocol | `strategies/protocols/` | `conf/unlearning/` | `unlearning.params.<key>` |
+| aggregator | `strategies/rules/` | `conf/strategy/` | `strategy.params.<key>` |
 | evaluator | `oblivionis/assessment/evaluators/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
 | attack | `oblivionis/audits/attacks/` | `conf/attack/` | `attack.<name>.<key>` |
 
-The YAML file has the keys and their defaults (of a loss or an aggregator under `params:`). The code file may say more
-by literals at its top level, so that a mistake in a configuration is told before anything heavy is loaded:
+The YAML file has the keys and their defaults (under `params:` those of the first three). The code file may say more by
+literals at its top level, so that a mistake in a configuration is told before anything heavy is loaded:
 
     LIMITS = {"beta": {"help": "Inverse temperature.", "above": 0}, "questions": {"type": "int", "at_least": 1}}
 
 By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
-`optional: True` where null is allowed though it is not the default. What a loss declares besides: `config.methods`.
+`optional: True` where null is allowed though it is not the default. What a loss and a protocol declare besides:
+`config.method_traits`. An unlearning method may be both, in two files of its name: what they say counts together.
 
 A loss may also lie anywhere else: `unlearning=my_loss.py`. Such a file has no YAML file, and its function the defaults.
 """
@@ -42,7 +44,7 @@ CODE = {
     "evaluator": ("oblivionis/assessment/evaluators",),
     "attack": ("oblivionis/audits/attacks",),
 }
-"""Where the code file of a kind lies; a kind is a folder of `conf/`."""
+"""Where the code files of a kind lie, the one that says what it is first; a kind is a folder of `conf/`."""
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 UNLIMITED = About("")
 
@@ -101,18 +103,21 @@ def own_loss(method: str) -> Path | None:
 
 
 def code(kind: str, name: str) -> CodeFile:
-    """What the code file `name` of a kind declares; nothing where there is no such file.
+    """What the code files `name` of a kind declare; nothing where there are none.
 
     A loss of the user's own is read anew each time, and what it lacks to be one is among its problems.
     """
     if kind == "unlearning" and (file := own_loss(name)) is not None:
         found = _parse(file)
         return found if found.problems else replace(found, problems=tuple(_lacks(file, found)))
-    for folder in CODE[kind]:
-        file = _ROOT / folder / f"{name}.py"
-        if file.is_file():
-            return _read(file)
-    return CodeFile()
+    files = [file for folder in CODE[kind] if (file := _ROOT / folder / f"{name}.py").is_file()]
+    if not files:
+        return CodeFile()
+    first, *more = (_read(file) for file in files)
+    for other in more:
+        literals, limits = {**other.literals, **first.literals}, {**other.limits, **first.limits}
+        first = replace(first, literals=literals, limits=limits, problems=(*first.problems, *other.problems))
+    return first
 
 
 @functools.cache
@@ -153,6 +158,10 @@ def _lacks(file: Path, found: CodeFile) -> Iterator[Problem]:
         yield Problem(place, f"the hyperparameter {key!r} has no default that can be read", "a number, text or null")
     for key in found.limits.keys() - found.keywords.keys():
         yield Problem(place, f"LIMITS names {key!r}, which is no hyperparameter of {file.stem}")
+    for literal in sorted(found.literals.keys() & {"BALL", "SCALED_BY"}):
+        if found.literals[literal] not in list(found.keywords):
+            message = f"{literal} names {found.literals[literal]!r}, which is no hyperparameter of {file.stem}"
+            yield Problem(place, message)
 
 
 def _parse(file: Path) -> CodeFile:
@@ -176,6 +185,9 @@ def _parse(file: Path) -> CodeFile:
             if target.id == "LIMITS":
                 problems.append(Problem(place, "LIMITS is no literal", "{key: {keyword: number}}", "", place))
     limits = _limits(found.get("LIMITS", {}), f"{place}: LIMITS", problems)
+    if not isinstance(found.get("NOT_WITH", {}), dict):
+        problems.append(Problem(f"{place}: NOT_WITH", "is no mapping", "{name: reason}"))
+        del found["NOT_WITH"]
     return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems))
 
 

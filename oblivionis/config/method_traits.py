@@ -1,15 +1,8 @@
-"""What an unlearning method looks at, from its code file.
+"""What an unlearning method looks at, and what it does not go with, from its code files.
 
 A loss says most of it by the names of its function's positional parameters (`clients.batch_quantities.QUANTITIES`);
-literals say the rest:
-
-- `NEEDS_RETAIN = True`: it cannot do without retain records though each of them is optional;
-- `UPDATES`: which rounds of clients' updates the server must keep for it: `"all"`, or `"newest"`, that of every
-  checkpoint that a run may continue from;
-- `OTHERS = True`: the server asks clients that do not unlearn, too, and goes by each one's update;
-- `SCALED_BY = "key"`: its updates are made on a copy of the model, and the way that they led is gone so many times as
-  this hyperparameter says, backwards;
-- `PER_RECORD = True`: it is a sum over records, each of whose gradients can be clipped.
+literals say the rest, those that `clients.losses` and `strategies.protocols` describe. A method may be a loss, a
+protocol, or both.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ def label(method: str) -> str:
 
 
 def is_loss(method: str) -> bool:
-    """Whether clients minimise a loss; otherwise the server serves requests itself (FedEraser)."""
+    """Whether clients minimise a loss; otherwise the server serves requests itself."""
     return bool(_code(method).quantities)
 
 
@@ -101,6 +94,26 @@ def scale(method: str, params: Mapping[str, Any]) -> float:
 def updates(method: str) -> str | None:
     """Which rounds of clients' updates the server must keep for it: all, newest, or none."""
     return _code(method).literals.get("UPDATES")
+
+
+def starts_from_others(method: str) -> bool:
+    """Whether its clients start from the model of those that do not ask, which the server sends them."""
+    return bool(_code(method).literals.get("REFERENCE"))
+
+
+def ball(method: str) -> str | None:
+    """Which hyperparameter is the radius of a ball that its clients do not leave, None without a ball."""
+    return _code(method).literals.get("BALL")
+
+
+def stops_at_chance(method: str) -> bool:
+    """Whether it stops where an answer is as likely as by chance, unless the configuration says where."""
+    return bool(_code(method).literals.get("STOPS_AT_CHANCE"))
+
+
+def not_with(method: str) -> Mapping[str, str]:
+    """What it says that it does not go with: the reasons by name."""
+    return _code(method).literals.get("NOT_WITH", {})
 
 
 def _code(method: str) -> extension_traits.CodeFile:

@@ -1,4 +1,4 @@
-"""The clients' updates on the server's disk: what FedEraser and PGA need of past rounds.
+"""The clients' updates on the server's disk: what protocols that go by them need of past rounds.
 
 `runs/<name>/updates/<generation>/` holds one lineage (see `strategies.protocols.update_history`): `rounds.jsonl`, a
 line per round with the clients that are in the model, and `<stage>/round-0007.safetensors` with the arrays `global`,

@@ -23,8 +23,7 @@ from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
 from oblivionis.erasure.record_holders import SimulatedRequests
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import RunError, RunFailed
-from oblivionis.models.negated_weights import negated_numbers
-from oblivionis.models.parameter_layers import layers_of
+from oblivionis.models.parameter_layers import layers_of, learned_by_first_layers
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
@@ -34,16 +33,10 @@ from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.context import Server
 from oblivionis.server.round_settings import aggregator, sampling_of, waiting
-from strategies import message_keys
+from strategies import message_keys, protocols
+from strategies.errors import ParameterError
 from strategies.metric_schema import COUNTS, NUMBERS, TRAIN
-from strategies.protocols import fused, rapid_retraining
-from strategies.protocols.auxiliary_rounds import AuxiliaryRounds
-from strategies.protocols.base import ByUnlearning, FedEraserProtocol, PGAProtocol, UnlearningProtocol
-from strategies.protocols.federaser import FedEraser
-from strategies.protocols.fedosd import FedOSDProtocol
-from strategies.protocols.fused import FusedProtocol
-from strategies.protocols.rapid_retraining import RapidRetrainingProtocol
-from strategies.protocols.weight_negation import WeightNegationProtocol
+from strategies.protocols.base import ByUnlearning, ProtocolContext, UnlearningProtocol
 from strategies.rounds.buffered import BufferedFedTU
 from strategies.rounds.fedtu import FedTU, Listener, Options
 
@@ -146,47 +139,35 @@ class Stage:
             raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
 
     def _serving(self) -> UnlearningProtocol:
-        """How requests are served, and where the clients' updates are remembered."""
-        unlearning, mean = self.config.unlearning, self.server.mean
+        """How requests are served, and where the clients' updates are remembered.
+
+        RunError where a parameter of the method does not go with the model.
+        """
+        unlearning, federation = self.config.unlearning, self.config.federation
         summed = unlearning.merge == "sum"
-        if unlearning.method == "weight_negation" and self.name == "unlearn":
-            return WeightNegationProtocol(self._negated(), self.updates)
-        if unlearning.method in ("rapid_retraining", "fused") and self.name == "unlearn":
-            return self._beside(unlearning.method, **unlearning.params)
-        if unlearning.method == "fedosd" and self.name == "unlearn":
-            common = {"mean": mean, "history": self.updates, "summed": summed}
-            return FedOSDProtocol(self._able, **unlearning.params, **common)
-        if self.updates is not None and self.name == "unlearn":
-            if unlearning.method == "federaser":
-                ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
-                return FedEraserProtocol(
-                    FedEraser(self.inner, self.updates, local_epochs=epochs, calibration_ratio=ratio)
-                )
-            if unlearning.method == "pga":
-                return PGAProtocol(self.updates, mean, summed=summed)
-        return ByUnlearning(mean, self.updates, summed=summed)
-
-    def _beside(self, method: str, rounds: int, layers: int = 0, share: float = 1.0) -> UnlearningProtocol:
-        """How a method serves that has clients train beside the rounds. RunError where the model has too few layers."""
-        federation = self.config.federation
-        per_round = federation.per_round
-        common = self.inner, self._able, rounds, per_round, self.config.seed
-        if method == "rapid_retraining":
-            start = ArrayRecord({message_keys.ADAPTER: Array(self.server.initial_vector("finetune"))})
-            return RapidRetrainingProtocol(AuxiliaryRounds(rapid_retraining.LABEL, *common), start, self.updates)
-        layer_of = layers_of(self.server.assembled.flat)
-        if layers > (known := int(layer_of.max()) + 1):
-            raise RunError(f"unlearning.params.layers is {layers}, and {known} layers are trained; lower it")
-        beside = AuxiliaryRounds(fused.LABEL, *common)
-        return FusedProtocol(beside, layer_of, layers=layers, share=share, history=self.updates)
-
-    def _negated(self) -> np.ndarray:
-        """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""
-        assembled, layers = self.server.assembled, int(self.config.unlearning.params["layers"])
+        if self.name != "unlearn":
+            return ByUnlearning(self.server.mean, self.updates, summed=summed)
+        context = ProtocolContext(
+            inner=self.inner,
+            mean=self.server.mean,
+            history=self.updates,
+            summed=summed,
+            able=self._able,
+            per_round=federation.per_round,
+            local_epochs=federation.local_epochs,
+            seed=self.config.seed,
+            initial=lambda: ArrayRecord({message_keys.ADAPTER: Array(self.server.initial_vector("finetune"))}),
+            layer_of=lambda: layers_of(self.server.assembled.flat),
+            first_layers=self._first_layers,
+        )
         try:
-            return negated_numbers(assembled.model, assembled.flat, self.config.model.mode, layers)
-        except ValueError as error:
-            raise RunError(f"unlearning.params.layers: {error}") from None
+            return protocols.build(unlearning.method, context, **unlearning.params)
+        except ParameterError as error:
+            raise RunError(f"unlearning.params.{error}") from None
+
+    def _first_layers(self, layers: int) -> np.ndarray:
+        assembled = self.server.assembled
+        return learned_by_first_layers(assembled.model, assembled.flat, self.config.model.mode, layers)
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""

@@ -67,7 +67,7 @@ def longest_update(config: Config, kind: str, records: int, size: int, length: f
     epochs = UPDATES_PER_BATCH * unlearning.epochs
     batch, step = unlearning.batch_size, longest_step(unlearning.beta_1)
     steps, drift = _reach(training, rate, decay, epochs, records, size, batch, step)
-    if unlearning.method == "pga":  # it starts from the model of the other clients, not from the one that was sent
+    if method_traits.starts_from_others(unlearning.method):  # not from the model that was sent
         return _total((steps, drift), 2 * length + trained) + 2 * length + trained
     return method_traits.scale(unlearning.method, unlearning.params) * _total((steps, drift), length)
 

@@ -13,8 +13,7 @@ from flwr.app import ArrayRecord
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
 from strategies.flower_internals import AggregationError, log
-from strategies.protocols.base import Answer
-from strategies.protocols.federaser import Train
+from strategies.protocols.base import Answer, ProtocolContext, Train
 from strategies.rules.server_step import ServerStep
 
 
@@ -35,6 +34,11 @@ class AuxiliaryRounds:
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.per_round < 1:
             raise ValueError(f"expected rounds >= 1 and per_round >= 1, got {self.rounds} and {self.per_round}")
+
+    @classmethod
+    def of(cls, context: ProtocolContext, label: str, rounds: int) -> AuxiliaryRounds:
+        """`rounds` rounds as the run's own are: its aggregator, its clients, as many of them, its seed."""
+        return cls(label, context.inner, context.able, rounds, context.per_round, context.seed)
 
     def able(self, answers: Collection[Answer]) -> list[int]:
         """Who may train, those that ask among them unless they tell that no record is left to them."""

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from strategies import message_keys
 from strategies.arrays import Mean, merged
 from strategies.client_update import ClientUpdate
 from strategies.privacy.private_mean import PrivateMean
-from strategies.protocols.federaser import FedEraser, Train
-from strategies.protocols.update_history import History, RoundUpdates, mean_of_others
+from strategies.protocols.update_history import History, RoundUpdates
+from strategies.replies import ReplyCheck
+from strategies.rules.server_step import ServerStep
+
+Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[ReplyCheck]]
+"""Sends a model with further settings to these clients as ordinary training; their judged replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,33 +148,34 @@ class ByUnlearning(UnlearningProtocol):
         return Served(new, {answer.client: answer.metrics for answer in answers}, {})
 
 
-class PGAProtocol(ByUnlearning):
-    """As `ByUnlearning`; the asking clients also receive the mean of the other clients' newest models (PGA's w_ref)."""
+@dataclass(frozen=True, kw_only=True)
+class ProtocolContext:
+    """What a run has for the protocol that serves its requests.
 
-    def __init__(self, history: History, mean: Mean | None = None, *, summed: bool = False) -> None:
-        super().__init__(mean, history, summed=summed)
-        self._past = history
+    `inner`: the aggregator; `mean`: how it averages models, None: number by number; `history`: what is kept of past
+    rounds, None where nothing is; `summed`: as `ByUnlearning` has it; `able`: the clients that may train now;
+    `per_round`: how many of them train in a round of FedFT; `local_epochs`: for how long; `seed`: the run's.
 
-    def beside(self, asking: Collection[int]) -> dict[str, ArrayRecord]:
-        """The model of the clients that do not ask."""
-        return {message_keys.REFERENCE: mean_of_others(self._past, asking, self._mean)}
-
-
-class FedEraserProtocol(UnlearningProtocol):
-    """The asking clients only bury their records (message type `query.bury`); `eraser` rebuilds the model without them.
-
-    Its history remembers the updates.
+    `initial`: the model before any training. `layer_of`: the layer of each number of the model (n,), from 0.
+    `first_layers`: which numbers (n,), bool, change the sign of what the first so many decoder layers have learned when
+    theirs is changed; it raises ValueError where the model has fewer, or nothing to train in them.
     """
 
-    message_type = message_keys.BURY
-    models_travel = False
+    inner: ServerStep
+    mean: Mean | None = None
+    history: History | None = None
+    summed: bool = False
+    able: Callable[[], Sequence[int]]
+    per_round: int
+    local_epochs: int
+    seed: int
+    initial: Callable[[], ArrayRecord]
+    layer_of: Callable[[], NDArray[np.integer]]
+    first_layers: Callable[[int], NDArray[np.bool_]]
 
-    def __init__(self, eraser: FedEraser) -> None:
-        super().__init__(eraser.history)
-        self._eraser = eraser
-
-    def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
-        erasure = self._eraser.erase(server_round, arrays, [answer.client for answer in answers], train)
-        served = [answer for answer in answers if answer.client not in erasure.refused]
-        info = {answer.client: {**answer.metrics, **erasure.info} for answer in served}
-        return Served(erasure.arrays, info, erasure.refused)
+    @property
+    def kept(self) -> History:
+        """The history, for a protocol that declares `UPDATES`. Raises ValueError where nothing is kept."""
+        if self.history is None:
+            raise ValueError("no updates of the clients are kept")
+        return self.history

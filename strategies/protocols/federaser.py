@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
@@ -15,8 +15,8 @@ from strategies import message_keys
 from strategies.arrays import distance, merged
 from strategies.client_update import ClientUpdate
 from strategies.flower_internals import log
+from strategies.protocols.base import Answer, ProtocolContext, Served, Train, UnlearningProtocol
 from strategies.protocols.update_history import History, PastRound, RoundUpdates
-from strategies.replies import ReplyCheck
 from strategies.rules.server_step import ServerStep
 
 LABEL = "FedEraser"
@@ -27,9 +27,6 @@ LIMITS = {
     },
 }
 UPDATES = "all"
-
-Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[ReplyCheck]]
-"""Sends a model with further settings to these clients as ordinary training; their judged replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +158,34 @@ class FedEraser:
                 f"FedEraser: no client of round {stored.round} of {stored.stage} answered its calibration"
             )
         return found
+
+
+class FedEraserProtocol(UnlearningProtocol):
+    """The asking clients only bury their records (message type `query.bury`); `eraser` rebuilds the model without them.
+
+    Its history remembers the updates.
+    """
+
+    message_type = message_keys.BURY
+    models_travel = False
+
+    def __init__(self, eraser: FedEraser) -> None:
+        super().__init__(eraser.history)
+        self._eraser = eraser
+
+    def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
+        erasure = self._eraser.erase(server_round, arrays, [answer.client for answer in answers], train)
+        served = [answer for answer in answers if answer.client not in erasure.refused]
+        info = {answer.client: {**answer.metrics, **erasure.info} for answer in served}
+        return Served(erasure.arrays, info, erasure.refused)
+
+
+def build(context: ProtocolContext, *, calibration_ratio: float) -> FedEraserProtocol:
+    """On the run's aggregator; a calibration lasts `calibration_ratio` of a client's local epochs."""
+    epochs = context.local_epochs
+    return FedEraserProtocol(
+        FedEraser(context.inner, context.kept, local_epochs=epochs, calibration_ratio=calibration_ratio)
+    )
 
 
 def _scaled(sent: ArrayRecord, update: ClientUpdate, model: ArrayRecord, trained: ArrayRecord) -> ArrayRecord:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from strategies import message_keys
 from strategies.arrays import Mean, blocks, store, view
-from strategies.protocols.base import Answer, ByUnlearning, Served
-from strategies.protocols.federaser import Train
+from strategies.protocols.base import Answer, ByUnlearning, ProtocolContext, Served, Train
 from strategies.protocols.update_history import History
+
+OTHERS = True
 
 _LEAST = 1e-6
 """Share of an update's length that must be left of it; less is rounding."""
@@ -122,6 +123,12 @@ class FedOSDProtocol(ByUnlearning):
             ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()}) if state else None
         )
         self._since = int(state[_SINCE][0]) if state else 0
+
+
+def build(context: ProtocolContext, *, epochs: int, recovery: int | None) -> FedOSDProtocol:
+    """The others are those that may train now."""
+    common = {"mean": context.mean, "history": context.history, "summed": context.summed}
+    return FedOSDProtocol(context.able, epochs=epochs, recovery=recovery, **common)
 
 
 def _refused(arrays: ArrayRecord, clients: set[int], reason: str) -> Served:

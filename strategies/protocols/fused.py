@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from strategies import message_keys
 from strategies.arrays import view
 from strategies.client_update import ClientUpdate
+from strategies.errors import ParameterError
 from strategies.flower_internals import AggregationError, log
 from strategies.protocols.auxiliary_rounds import AuxiliaryRounds
-from strategies.protocols.base import Answer, Served, UnlearningProtocol
-from strategies.protocols.federaser import Train
+from strategies.protocols.base import Answer, ProtocolContext, Served, Train, UnlearningProtocol
 from strategies.protocols.update_history import History
 
 LABEL = "FUSED"
 OTHERS = True
+NOT_WITH = {"ranks": "its adapters are numbers of the common rank, and clients of other ranks have other numbers"}
 LIMITS = {
     "rounds": {"help": "Rounds in which the sparse adapters are trained on what is left.", "at_least": 1},
     "layers": {"help": "How many layers, the most sensitive ones, get an adapter.", "at_least": 1},
@@ -126,3 +127,12 @@ class FusedProtocol(UnlearningProtocol):
             beside.inner.load_state_dict(kept)
         work = dict(zip(message_keys.ERASURE, (beside.rounds, used, time.monotonic() - began), strict=True))
         return Served(model, {answer.client: {**answer.metrics, **work} for answer in answers}, {})
+
+
+def build(context: ProtocolContext, *, rounds: int, layers: int, share: float) -> FusedProtocol:
+    """Raises ParameterError where fewer than `layers` layers are trained."""
+    layer_of = context.layer_of()
+    if layers > (known := int(layer_of.max()) + 1):
+        raise ParameterError(f"layers is {layers}, and {known} layers are trained; lower it")
+    beside = AuxiliaryRounds.of(context, LABEL, rounds)
+    return FusedProtocol(beside, layer_of, layers=layers, share=share, history=context.history)

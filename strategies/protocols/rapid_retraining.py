@@ -11,8 +11,7 @@ from flwr.app import ArrayRecord
 from strategies import message_keys
 from strategies.flower_internals import AggregationError, log
 from strategies.protocols.auxiliary_rounds import AuxiliaryRounds
-from strategies.protocols.base import Answer, Served, UnlearningProtocol
-from strategies.protocols.federaser import Train
+from strategies.protocols.base import Answer, ProtocolContext, Served, Train, UnlearningProtocol
 from strategies.protocols.update_history import History
 
 LABEL = "rapid retraining"
@@ -60,3 +59,8 @@ class RapidRetrainingProtocol(UnlearningProtocol):
             return Served(arrays, {}, {answer.client: f"{LABEL}: {error}" for answer in answers})
         work = dict(zip(message_keys.ERASURE, (beside.rounds, used, time.monotonic() - began), strict=True))
         return Served(model, {answer.client: {**answer.metrics, **work} for answer in answers}, {})
+
+
+def build(context: ProtocolContext, *, rounds: int) -> RapidRetrainingProtocol:
+    """Of `rounds` rounds, from the model before any training."""
+    return RapidRetrainingProtocol(AuxiliaryRounds.of(context, LABEL, rounds), context.initial(), context.history)

@@ -1,6 +1,6 @@
 """What a server remembers of FedFT: in each round the model that it sent and the models that came back.
 
-Methods that erase a client need it: FedEraser goes through the rounds again, PGA wants a model of the other clients.
+Protocols that erase a client need it, to go through the rounds again, or for a model of the other clients.
 The rounds that led to the present model are its lineage. Erasing a client writes a new one; a client that no round of
 the lineage names has left nothing in the model.
 """
@@ -134,7 +134,7 @@ def is_stored(server_round: int, every: int) -> bool:
 
 
 def mean_of_others(history: History, asking: Collection[int], mean: Mean | None = None) -> ArrayRecord:
-    """The model of the clients that do not ask: the weighted mean of their models in the newest round (PGA's w_ref).
+    """The model of the clients that do not ask: the weighted mean of their models in the newest round.
 
     Where nobody else took part in it, the model that the round began with. Older rounds do not count: they may be from
     before another client was unlearned. Raises ValueError when the newest round is not stored.

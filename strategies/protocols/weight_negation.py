@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from strategies import message_keys
 from strategies.arrays import view
+from strategies.errors import ParameterError
 from strategies.flower_internals import log
-from strategies.protocols.base import Answer, Served, UnlearningProtocol
-from strategies.protocols.federaser import Train
+from strategies.protocols.base import Answer, ProtocolContext, Served, Train, UnlearningProtocol
 from strategies.protocols.update_history import History
 
 LABEL = "NoT"
 LIMITS = {"layers": {"help": "How many of the first decoder layers are negated.", "at_least": 1}}
+NOT_WITH = {"requests_in_a_row": "a negation in the round after another gives the weights back nearly as they were"}
 
 
 def negated(arrays: ArrayRecord, where: NDArray[np.bool_]) -> ArrayRecord:
@@ -64,3 +65,11 @@ class WeightNegationProtocol(UnlearningProtocol):
             log(WARNING, text, self._last)
         self._last = server_round
         return Served(negated(arrays, self._where), {answer.client: answer.metrics for answer in answers}, {})
+
+
+def build(context: ProtocolContext, *, layers: int) -> WeightNegationProtocol:
+    """Of the first `layers` layers. Raises ParameterError where the model has no such layers."""
+    try:
+        return WeightNegationProtocol(context.first_layers(layers), context.history)
+    except ValueError as error:
+        raise ParameterError(f"layers: {error}") from None

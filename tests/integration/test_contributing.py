@@ -4,7 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from support.trees import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,6 +15,7 @@ EXAMPLES = re.findall(
 )
 FOLDERS = {
     "loss": ("clients/losses", "conf/unlearning", "tests/unit/clients/losses"),
+    "protocol": ("strategies/protocols", "conf/unlearning", "tests/unit/strategies/protocols"),
     "aggregator": ("strategies/rules", "conf/strategy", "tests/unit/strategies/rules"),
     "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment/evaluators"),
     "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits/attacks"),
@@ -48,7 +51,7 @@ def test_the_tests_of_the_examples_pass(tree):
 
 
 def test_a_mistake_in_their_keys_is_told(tree):
-    loss, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
+    loss, protocol, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
     chosen = [f"unlearning={loss}", f"strategy={aggregator}"]
     wrong = ["unlearning.params.cap=0", "strategy.params.pace=2", f"evaluation.{evaluator}.most=0"]
     wrong.append(f"attack.{attack}.marks=-1")
@@ -56,10 +59,23 @@ def test_a_mistake_in_their_keys_is_told(tree):
     assert result.returncode == 2
     for key in (item.partition("=")[0] for item in wrong):
         assert f"{key}: " in result.stderr
+    against = ["unlearning.params.pull=2", "federation.compression.method=topk", "federation.keep_checkpoints=3"]
+    result = tree.oblivionis(
+        ["config", "check", "smoke", f"unlearning={protocol}", *against, "unlearning.updates.keep=1", "privacy=client"]
+    )
+    assert result.returncode == 2
+    for key in (
+        "unlearning.params.pull",
+        "federation.compression.method",
+        "unlearning.updates.keep",
+        "unlearning.method",
+    ):
+        assert f"{key}: " in result.stderr
+    assert "what was left out of an update is in no model that is kept" in result.stderr
 
 
 def test_a_whole_run_with_all_of_them(tree):
-    loss, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
+    loss, _, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
     chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"evaluation.{evaluator}.most=7"]
     folder = tree.path / "runs" / "all"
     result = tree.oblivionis(
@@ -74,3 +90,24 @@ def test_a_whole_run_with_all_of_them(tree):
     assert "Answer length" in simulated
     assert "Answer length" in (folder / "report.html").read_text("utf-8")
     assert "shout with 3 marks" in attacked
+
+
+def test_a_whole_run_with_the_protocol(tree):
+    (protocol,), folder = names("protocol"), tree.path / "runs" / "served"
+    asked = [
+        "unlearning.requests.policy=all_at_round",
+        "unlearning.requests.clients=[0]",
+        "unlearning.params.pull=0.25",
+    ]
+    short = ["stages=[finetune,unlearn]", "federation.rounds.unlearn=1", "name=served"]
+    result = tree.oblivionis(["simulate", "smoke", f"unlearning={protocol}", *asked, *short])
+    assert result.returncode == 0, result.stderr
+    requests = [json.loads(line) for line in (folder / "requests.jsonl").read_text("utf-8").splitlines()]
+    assert {row["client"] for row in requests if "client" in row} == {0}
+    stored = folder / "updates" / "0000"
+    last, after = (
+        load_file(stored / name) for name in ("finetune/round-0002.safetensors", "unlearn/round-0001.safetensors")
+    )
+    before = load_file(folder / "checkpoints" / "finetune" / "round-0002.safetensors")["adapter"]
+    assert np.abs(last["client/1"] - before).max() > 1e-4
+    np.testing.assert_allclose(after["global"], 0.75 * before + 0.25 * last["client/1"], rtol=0, atol=1e-7)

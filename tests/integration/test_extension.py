@@ -32,7 +32,7 @@ def praise(forget_nll: Tensor, *, weight: float = 1.0) -> Tensor:
     return weight * forget_nll.mean()
 ''',
     "conf/unlearning/praise.yaml": "params: {weight: 2.0}\nepochs: 20\nlearning_rate: 5.0e-3\n",
-    "strategies/standstill.py": '''"""The clients train for nothing."""
+    "strategies/rules/standstill.py": '''"""The clients train for nothing."""
 
 from __future__ import annotations
 

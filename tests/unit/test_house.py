@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.engine.architectures import MODES
+from strategies import protocols
+
 TESTS = Path(__file__).resolve().parents[1]
 OURS = {"oblivionis", "benchmarks", "strategies", "clients", "evaluation"}
 MAY_IMPORT = {"strategies": {"strategies"}, "clients": {"clients", "evaluation"}, "evaluation": {"evaluation"}}
@@ -51,10 +54,26 @@ def test_the_tests_of_a_package_at_the_bottom_import_nothing_above_it(package: s
     assert above.keys() == {name for name in ABOVE if name.startswith(f"unit/{package}/")}, above
 
 
-def test_every_loss_has_its_test_file() -> None:
-    losses = {file.stem for file in (TESTS.parent / "clients" / "losses").glob("[a-z]*.py")}
-    tested = {file.stem.removeprefix("test_") for file in (TESTS / "unit" / "clients" / "losses").glob("test_*.py")}
-    assert losses - tested == set()
+@pytest.mark.parametrize("folder", ["clients/losses", "strategies/protocols"])
+def test_every_loss_and_every_protocol_has_its_test_file(folder: str) -> None:
+    methods = {file.stem for file in (TESTS.parent / folder).glob("[a-z]*.py")} - {"base"}
+    tested = {file.stem.removeprefix("test_") for file in (TESTS / "unit" / folder).glob("test_*.py")}
+    assert methods - tested == set()
+
+
+def test_no_protocol_is_named_outside_its_own_files() -> None:
+    """By a text that is its name, or by an import; `fused` is also a way of running a model."""
+    names, found = set(protocols.names()), {}
+    modules = {f"strategies.protocols.{name}" for name in names}
+    for file in sorted(file for package in OURS for file in (TESTS.parent / package).rglob("*.py")):
+        if file.parent.name in ("protocols", "losses"):
+            continue
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        named = {node.value for node in nodes if isinstance(node, ast.Constant)} & (names - set(MODES))
+        named |= {module for module in imported(file) if ".".join(module.split(".")[:3]) in modules}
+        if named:
+            found[file.relative_to(TESTS.parent).as_posix()] = sorted(map(str, named))
+    assert found == {}
 
 
 def is_private(name: str) -> bool:

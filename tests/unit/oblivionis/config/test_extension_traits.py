@@ -17,6 +17,7 @@ from oblivionis.config import extension_traits
 from oblivionis.config.compose import parameters
 from oblivionis.config.layers import list_choices
 from oblivionis.config.yaml_files import CONF
+from strategies import protocols
 from strategies.rules import factory
 from strategies.rules.server_step import ServerStep
 
@@ -26,16 +27,21 @@ FILES = [(kind, name) for kind in extension_traits.CODE for name in extension_tr
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_literals_are_those_of_the_imported_module(kind: str, name: str) -> None:
-    folder = next(f for f in extension_traits.CODE[kind] if (ROOT / f / f"{name}.py").is_file())
-    module = importlib.import_module(f"{folder.replace('/', '.')}.{name}")
+    folders = [f for f in extension_traits.CODE[kind] if (ROOT / f / f"{name}.py").is_file()]
+    modules = [importlib.import_module(f"{folder.replace('/', '.')}.{name}") for folder in folders]
     found = extension_traits.code(kind, name)
     assert found.problems == ()
-    assert found.limits.keys() == getattr(module, "LIMITS", {}).keys()
-    assert all(getattr(module, literal) == value for literal, value in found.literals.items())
+    assert found.limits.keys() == set().union(*(getattr(module, "LIMITS", {}) for module in modules))
+    for literal, value in found.literals.items():
+        assert [getattr(module, literal) for module in modules if hasattr(module, literal)] == [value]
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [*(("strategy", n) for n in factory.names()), *(("unlearning", n) for n in losses.names())]
+    ("kind", "name"),
+    [
+        *(("strategy", n) for n in factory.names()),
+        *(("unlearning", n) for n in sorted({*losses.names(), *protocols.names()})),
+    ],
 )
 def test_tables_have_a_label_for_each(kind: str, name: str) -> None:
     assert extension_traits.code(kind, name).literals["LABEL"] == title(name) != name
@@ -54,6 +60,16 @@ def test_parameters_of_an_aggregator_are_those_of_its_class(name: str) -> None:
         key: type(value) for key, value in taken.items() if key not in sampling
     }
     assert own.code.limits.keys() <= own.defaults.keys()
+
+
+@pytest.mark.parametrize("name", protocols.names())
+def test_parameters_of_a_protocol_are_those_of_its_build(name: str) -> None:
+    own, taken = (
+        parameters("unlearning", name),
+        inspect.signature(importlib.import_module(f"strategies.protocols.{name}").build),
+    )
+    assert own is not None and own.defaults.keys() == set(taken.parameters) - {"context"}
+    assert own.code.limits.keys() == own.defaults.keys()
 
 
 @pytest.mark.parametrize("name", [name for name in list_choices()["unlearning"] if name in losses.names()])

@@ -80,6 +80,9 @@ def test_a_mistake_in_its_keys_is_told(file: Path, overrides: list[str], problem
         ("def mine(forget_nll, *, share): ...\n", "the hyperparameter 'share' has no default that can be read"),
         ("def mine(forget_nll, *, share=1 / 2): ...\n", "the hyperparameter 'share' has no default that can be read"),
         ("LIMITS = {'a': {}}\ndef mine(forget_nll): ...\n", "LIMITS names 'a', which is no hyperparameter of mine"),
+        ("BALL = 'radius'\ndef mine(forget_nll): ...\n", "BALL names 'radius', which is no hyperparameter of mine"),
+        ("SCALED_BY = ['a']\ndef mine(forget_nll): ...\n", "SCALED_BY names ['a'], which is no hyperparameter"),
+        ("NOT_WITH = ['ranks']\ndef mine(forget_nll): ...\n", "NOT_WITH: is no mapping; expected {name: reason}"),
     ],
 )
 def test_what_is_wrong_with_the_file_is_told(file: Path, text: str | None, problem: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from clients import losses
-from oblivionis.config import method_traits
+from oblivionis.config import extension_traits, method_traits
 from oblivionis.config.compose import ConfigError, compose, method_params
 
 
@@ -151,3 +153,48 @@ def test_senseless_combinations_are_refused(chosen: str, overrides: list[str], p
     with pytest.raises(ConfigError) as caught:
         compose("default", [chosen, *overrides])
     assert [problem.path for problem in caught.value.problems].count(path) == 1
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, not_with: dict[str, str]) -> None:
+    """NPO says that it does not go with these."""
+    read = extension_traits.code
+
+    def code(kind: str, name: str) -> extension_traits.CodeFile:
+        found = read(kind, name)
+        literals = {**found.literals, "NOT_WITH": not_with} if name == "npo" else found.literals
+        return dataclasses.replace(found, literals=literals)
+
+    monkeypatch.setattr(extension_traits, "code", code)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "path"),
+    [
+        ("ranks", ["model.lora.ranks=[8,16]", "model.lora.aggregation=product"], "model.lora.ranks"),
+        ("compression", ["federation.compression.method=int8"], "federation.compression.method"),
+        ("asynchronous_rounds", ["federation.buffer.size=3"], "federation.buffer.size"),
+        (
+            "secure_sums",
+            ["federation.secure_aggregation.enabled=true", "federation.min_clients=3", "unlearning.cover=3"],
+            "federation.secure_aggregation.enabled",
+        ),
+        ("client_privacy", ["privacy=client"], "privacy.level"),
+        ("requests_in_a_row", ["unlearning.requests.policy=random_client_per_round"], "unlearning.requests.policy"),
+    ],
+)
+def test_what_a_file_says_that_it_does_not_go_with_is_refused(
+    name: str, overrides: list[str], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = ["unlearning=npo", "unlearning.requests.policy=all_at_round"]
+    assert compose("default", [*quiet, *overrides]).unlearning.method == "npo"
+    declare(monkeypatch, {name: "it is no good"})
+    assert compose("default", quiet).unlearning.method == "npo"
+    with pytest.raises(ConfigError) as caught:
+        compose("default", [*quiet, *overrides])
+    assert [(problem.path, problem.message) for problem in caught.value.problems] == [(path, "it is no good")]
+
+
+def test_a_file_that_does_not_go_with_what_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, {"rank": "no"})
+    with pytest.raises(ConfigError, match=r"NOT_WITH of npo names 'rank'.*one of ranks, compression"):
+        compose("default", ["unlearning=npo"])

@@ -16,8 +16,8 @@ from oblivionis.errors import RunError
 from oblivionis.runs import updates as module
 from oblivionis.runs.updates import UpdateStore, open_updates, stored_rounds
 from strategies.client_update import ClientUpdate
-from strategies.protocols.base import ByUnlearning, FedEraserProtocol
-from strategies.protocols.federaser import FedEraser
+from strategies.protocols.base import ByUnlearning
+from strategies.protocols.federaser import FedEraser, FedEraserProtocol
 from strategies.protocols.update_history import MemoryHistory, RoundUpdates
 from strategies.rounds.fedtu import FedTU, Listener, Options, RequestList
 from strategies.rules.factory import build

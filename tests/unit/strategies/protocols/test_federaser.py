@@ -13,9 +13,9 @@ from support.fedtu_clients import Recorder, adapter, content, flat, request
 
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
-from strategies.protocols.base import Answer, ByUnlearning, FedEraserProtocol, PGAProtocol
-from strategies.protocols.federaser import FedEraser
-from strategies.protocols.update_history import MemoryHistory, RoundUpdates, mean_of_others
+from strategies.protocols.base import Answer, ByUnlearning
+from strategies.protocols.federaser import FedEraser, FedEraserProtocol
+from strategies.protocols.update_history import MemoryHistory, RoundUpdates
 from strategies.replies import ReplyCheck
 from strategies.rounds.fedtu import FedTU, Options, RequestList
 from strategies.rounds.memory_grid import MemoryGrid
@@ -397,58 +397,8 @@ def test_bad_arguments():
     for ratio in (0, -1, math.nan, math.inf):
         with pytest.raises(ValueError, match="calibration_ratio"):
             FedEraser(build("fedavg"), MemoryHistory(), local_epochs=5, calibration_ratio=ratio)
-    for serving in (PGAProtocol, FedEraserProtocol):
-        with pytest.raises(TypeError, match=r"history|eraser"):
-            serving()
-
-
-def test_the_model_of_the_others_for_pga():
-    grid, history = federation(), MemoryHistory()
-    start, *_ = run(grid, history, "finetune", 2, START, fraction=1.0)
-    stored = history.read(history.rounds()[-1])
-    models = {u.partition: flat(u.arrays).astype(np.float64) for u in stored.clients}
-    weights = {p: p + 2 for p in models}
-    for asking in ({1}, {0, 4}):
-        others = [p for p in models if p not in asking]
-        expected = np.average([models[p] for p in others], axis=0, weights=[weights[p] for p in others])
-        np.testing.assert_allclose(flat(mean_of_others(history, asking)), expected, rtol=1e-6, atol=1e-7)
-    assert flat(mean_of_others(history, set(models))).tobytes() == flat(stored.sent).tobytes()
-    with pytest.raises(ValueError, match="newest round"):
-        mean_of_others(MemoryHistory(), {1})
-
-    received = {}
-
-    def forgetful(message):
-        if message.metadata.message_type == message_keys.UNLEARN:
-            received["reference"] = flat(message.content["reference"])
-            received["arrays"] = flat(message.content["arrays"])
-            return content(received["reference"] - 1)
-        return learner(1)(message)
-
-    grid.nodes[1] = forgetful
-    history.stage, recorder = "unlearn", Recorder()
-    fedtu = FedTU(
-        build("fedavg"),
-        requests=RequestList([(1, request(1))]),
-        serving=PGAProtocol(history),
-        listener=recorder,
-    )
-    fedtu.start(grid, adapter(start), num_rounds=1)
-    expected = np.average([models[p] for p in (0, 2, 3, 4, 5)], axis=0, weights=[2, 4, 5, 6, 7])
-    np.testing.assert_allclose(received["reference"], expected, rtol=1e-6, atol=1e-7)
-    assert received["arrays"].tobytes() == start.tobytes()
-    assert recorder.checkpoints[1, "after_unlearn"][0].tobytes() == (received["reference"] - 1).tobytes()
-
-
-def test_a_round_without_answers_is_remembered_with_the_model_of_that_moment():
-    """So that PGA never goes back to a model from before another client was unlearned."""
-    grid, history = federation(), MemoryHistory()
-    start, *_ = run(grid, history, "finetune", 1, START, fraction=1.0)
-    for p in grid.nodes:
-        grid.nodes[p] = lambda m: None
-    run(grid, history, "unlearn", 1, start * 2, fraction=1.0)
-    assert history.rounds()[-1].clients == ()
-    np.testing.assert_array_equal(flat(mean_of_others(history, {1})), start * 2)
+    with pytest.raises(TypeError, match="eraser"):
+        FedEraserProtocol()
 
 
 def by_hand() -> MemoryHistory:
@@ -509,31 +459,7 @@ def test_where_nobody_calibrates_only_those_are_refused_that_were_to_be_erased()
     assert flat(found.arrays).tolist() == [8.0]
 
 
-def test_the_reference_of_pga_is_by_the_mean_that_was_chosen():
-    seen = []
-
-    def largest(rows, weights):
-        seen.append(([row.tolist() for row in rows], list(weights)))
-        return np.max(rows, axis=0)
-
-    history = MemoryHistory()
-    clients = [ClientUpdate(p, p + 1.0, adapter([float(p), -float(p)])) for p in range(4)]
-    history.record(RoundUpdates("train", 1, adapter([0.0, 0.0]), {}, clients))
-    (reference,) = PGAProtocol(history, largest).beside({2}).values()
-    assert flat(reference).tolist() == [3, 0]
-    assert seen == [([[0, 0], [1, -1], [3, -3]], [1 / 7, 2 / 7, 4 / 7])]
-
-
 def test_one_answer_replaces_the_model_bit_for_bit_also_where_several_would_be_summed():
     start, model = adapter([1e8, 1.0]), adapter([0.1, 1e-40])
     served = ByUnlearning(summed=True).serve(1, start, [Answer(3, model, 5, {"x": 1.0})], lambda *_: [])
     assert flat(served.arrays).tobytes() == flat(model).tobytes() and served.info == {3: {"x": 1.0}}
-
-
-def test_there_is_no_model_of_the_others_where_the_newest_round_is_not_stored():
-    history = MemoryHistory(every=2)
-    for server_round in (1, 2):
-        update = ClientUpdate(0, 1.0, adapter([1.0]))
-        history.record(RoundUpdates("train", server_round, adapter([0.0]), {}, [update]))
-    with pytest.raises(ValueError, match="the newest round is not stored"):
-        mean_of_others(history, {1})
