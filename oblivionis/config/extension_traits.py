@@ -65,7 +65,8 @@ class CodeFile:
     """What a code file says: the first paragraph of its docstring, its literals by name, what is wrong with it.
 
     `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional;
-    `keywords`: its keyword parameters with their defaults, `...` for one that has none or that is no literal.
+    `keywords`: its keyword parameters with their defaults, `...` for one that has none or that is no literal. `builds`:
+    whether it has a function `build`.
     """
 
     summary: str = ""
@@ -74,6 +75,7 @@ class CodeFile:
     literals: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    builds: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,10 @@ class Settings:
 
 
 def names(kind: str) -> list[str]:
-    """The names of a kind's code files, sorted."""
+    """The names of a kind's code files, sorted; of unlearning methods without what they share."""
     files = [file for folder in CODE[kind] for file in (_ROOT / folder).glob("*.py")]
+    if kind == "unlearning":
+        files = [file for file in files if (found := _read(file)).quantities or found.builds]
     return sorted({file.stem for file in files if not file.stem.startswith("_")})
 
 
@@ -114,6 +118,9 @@ def code(kind: str, name: str) -> CodeFile:
     if not files:
         return CodeFile()
     first, *more = (_read(file) for file in files)
+    if kind == "unlearning" and not (first.quantities or any(found.builds for found in (first, *more))):
+        message = f"has neither a function {name!r} of a batch, which would be a loss, nor `build`, as a protocol has"
+        return replace(first, problems=(*first.problems, Problem(display(files[0]), message)))
     for other in more:
         literals, limits = {**other.literals, **first.literals}, {**other.limits, **first.limits}
         first = replace(first, literals=literals, limits=limits, problems=(*first.problems, *other.problems))
@@ -188,7 +195,8 @@ def _parse(file: Path) -> CodeFile:
     if not isinstance(found.get("NOT_WITH", {}), dict):
         problems.append(Problem(f"{place}: NOT_WITH", "is no mapping", "{name: reason}"))
         del found["NOT_WITH"]
-    return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems))
+    builds = any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in tree.body)
+    return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems), builds)
 
 
 _read = functools.cache(_parse)

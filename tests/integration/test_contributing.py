@@ -74,6 +74,18 @@ def test_a_mistake_in_their_keys_is_told(tree):
     assert "what was left out of an update is in no model that is kept" in result.stderr
 
 
+def test_a_file_that_is_neither_loss_nor_protocol_is_told(tree):
+    (protocol,) = names("protocol")
+    name = f"strategies/protocols/{protocol}_misnamed.py"
+    tree.add(
+        name, (tree.path / FOLDERS["protocol"][0] / f"{protocol}.py").read_text("utf-8").replace("build(", "built(")
+    )
+    tree.add(f"conf/unlearning/{protocol}_misnamed.yaml", "params:\n  pull: 1.0\n")
+    result = tree.oblivionis(["config", "check", "smoke", f"unlearning={protocol}_misnamed"])
+    assert result.returncode == 2 and "1 problem" in result.stderr
+    assert f"{name}: has neither a function '{protocol}_misnamed' of a batch" in result.stderr
+
+
 def test_a_whole_run_with_all_of_them(tree):
     loss, _, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
     chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"evaluation.{evaluator}.most=7"]
