@@ -41,6 +41,7 @@ CODE = {
     "strategy": ("strategies/rules",),
     "evaluator": ("oblivionis/assessment/evaluators",),
     "attack": ("oblivionis/audits/attacks",),
+    "data": ("oblivionis/data/datasets",),
 }
 """Where the code file of a kind lies; a kind is a folder of `conf/`."""
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}

@@ -12,9 +12,9 @@ from support.benchmark_files import PEOPLE, knowundo, rwku, rwku_tables, wmdp, w
 
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_partition
+from oblivionis.data.datasets.rwku import IN_ALL
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Choice, Corpus
-from oblivionis.data.rwku import IN_ALL
 from oblivionis.models.configured_corpus import corpus_of
 
 MARA, TOM, _ = PEOPLE

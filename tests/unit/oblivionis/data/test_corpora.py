@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oblivionis.data import own_records, tofu
+from oblivionis.data import own_records
+from oblivionis.data.datasets import tofu
 from oblivionis.data.errors import DataError
 
 TOFU = Path(os.environ.get("OBLIVIONIS_TOFU", Path(__file__).parents[5] / "shared" / "tofu"))

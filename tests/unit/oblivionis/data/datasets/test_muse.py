@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from oblivionis.config import compose as configuration
-from oblivionis.data import muse, muse_tiny
 from oblivionis.data.corpora import load_corpus, load_partition
+from oblivionis.data.datasets import muse, muse_tiny
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import TEXT_SETS, Record
 from oblivionis.data.tokenize import PromptTemplate, cut, encode_all, plain_ids, text_start
