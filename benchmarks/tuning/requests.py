@@ -45,7 +45,7 @@ def requests_of(config: Config, subjects: Sequence[str]) -> Requests:
 def _check(config: Config) -> None:
     data, requests = config.data, config.unlearning.requests
     problems = []
-    if data.name == "node" or dataset_traits.of(data.name).texts:
+    if data.on_clients or dataset_traits.of(data.name).texts:
         message = f"of data={data.name} no other records can be chosen to be forgotten"
         problems.append(Problem("data.name", message, "data of questions and answers"))
     if requests.policy not in (*SPLIT, SUBJECTS):

@@ -180,7 +180,7 @@ class Guard:
 
     def _check_data(self, data: Data) -> None:
         rules = self._policy.data
-        if data.name == "node":
+        if data.on_clients:
             return
         dataset = dataset_traits.of(data.name)
         if dataset.built_in:

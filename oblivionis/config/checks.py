@@ -435,7 +435,7 @@ def _alternatives(config: Config) -> Iterator[Problem]:
     if given.idk is not None and given.source != "idk":
         message = f"{given.idk} is not read: {key}.source is {given.source}"
         yield Problem(f"{key}.idk", message, "null", f"or set {key}.source=idk")
-    elif given.idk is not None and config.data.name != "node" and not Path(given.idk).expanduser().is_file():
+    elif given.idk is not None and not config.data.on_clients and not Path(given.idk).expanduser().is_file():
         yield Problem(f"{key}.idk", f"there is no file {given.idk}", "a text file with one sentence per line")
 
 
@@ -496,8 +496,9 @@ def _fields(config: Config) -> Iterator[Problem]:
     given = config.data.fields.given()
     if not given:
         return
-    if config.data.name not in (*OWN_RECORDS, "node") or (config.data.name == "node" and config.data.path is None):
-        message = f"data={config.data.name} is read by its own names"
+    data = config.data
+    if not (data.name in OWN_RECORDS or (data.on_clients and data.path is not None)):
+        message = f"data={data.name} is read by its own names"
         yield Problem("data.fields", message, "null for each, or data=records")
     names = list(given.values())
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -509,7 +510,7 @@ def _fields(config: Config) -> Iterator[Problem]:
 @_reads("data.name", "data.path")
 def _own_questions(config: Config) -> Iterator[Problem]:
     path = config.data.path
-    if config.data.name == "node" and path is not None and not Path(path).expanduser().exists():
+    if config.data.on_clients and path is not None and not Path(path).expanduser().exists():
         expected = "a file of questions, or a folder with retain_perturbed.jsonl, … (or null)"
         yield Problem("data.path", f"there is no file {path}", expected)
 
@@ -519,7 +520,7 @@ def _nodes(config: Config) -> Iterator[Problem]:
     nodes = config.data.nodes
     if nodes is None:
         return
-    if config.data.name != "node":
+    if not config.data.on_clients:
         yield Problem("data.nodes", f"{config.data.name} data are not read from clients' folders", "null, or data=node")
         return
     folders = [folder / DATA_FOLDER for folder in _folders(nodes, config.federation.clients)]
@@ -537,7 +538,7 @@ def _folders(nodes: str, clients: int) -> list[Path]:
 @_reads("data.name", "stages", "unlearning.requests")
 def _own_records(config: Config) -> Iterator[Problem]:
     """What a server that knows no record cannot do."""
-    if config.data.name != "node":
+    if not config.data.on_clients:
         return
     if "local" in config.stages:
         yield Problem("stages", "the stage local measures each client on the server", "stages without local")
@@ -569,7 +570,7 @@ def _references(config: Config) -> Iterator[Problem]:
         return
     takes, without = "unlearning.target takes records that nobody trains on", "or unlearning=npo, which takes none"
     key = dataset_traits.of(data.name).references
-    if data.name == "node":
+    if data.on_clients:
         folders = [] if data.nodes is None else _folders(data.nodes, config.federation.clients)
         lacking = next((f for f in folders if f.is_dir() and not row_files.tables(f, REFERENCES_TABLE)), None)
         if lacking is not None:
@@ -579,7 +580,8 @@ def _references(config: Config) -> Iterator[Problem]:
     elif not key:
         message = f"{data.name} has no records that nobody trains on, by which clients could judge"
         known = [name for name, found in dataset_traits.known().items() if found.references and found.first]
-        yield Problem("unlearning.target", message, "data of " + ", ".join((*known, "node")), without)
+        theirs = [name for name, found in dataset_traits.known().items() if found.on_clients]
+        yield Problem("unlearning.target", message, "data of " + ", ".join((*known, *theirs)), without)
     elif getattr(data, key) in (None, 0):
         expected = "a file of records" if getattr(data, key) is None else "at least 1"
         yield Problem(f"data.{key}", f"{takes}, and there are none", expected, without)
@@ -626,7 +628,7 @@ def _fewer(config: Config) -> Iterator[Problem]:
 @_reads("data.name", "data.forget_subjects")
 def _forget_subjects(config: Config) -> Iterator[Problem]:
     data = config.data
-    if data.forget_subjects is not None and (data.name == "node" or dataset_traits.of(data.name).texts):
+    if data.forget_subjects is not None and (data.on_clients or dataset_traits.of(data.name).texts):
         message = f"data={data.name} has no subjects among its records that could be chosen"
         yield Problem("data.forget_subjects", message, "null, or data of questions and answers")
 
@@ -922,7 +924,7 @@ def _privacy_delta(config: Config) -> Iterator[Problem]:
     if level == "none":
         return
     units = config.federation.clients if level == "client" else _size(config)
-    if delta is None and config.data.name == "node" and level == "record":
+    if delta is None and config.data.on_clients and level == "record":
         message = "with data=node nobody knows beforehand how many records there are"
         yield Problem("privacy.delta", message, "less than 1 over the number of records")
     elif delta is not None and units is not None and delta >= 1 / units:

@@ -11,6 +11,7 @@ defaults of the keys of `data` that it reads. The module's literals say the rest
 - `NEEDS`: files without which such a folder is none, with keys of `data` in braces; they are those of `HUB_NAME`;
 - `READS`: keys of `data` that name a file or folder from which it is read. With neither `FILES` nor `READS` it comes
   with the program;
+- `ON_CLIENTS = True`: its records are on the clients' machines alone, and the server knows none;
 - `TEXTS = True`: its records are pieces of plain text, not questions and answers;
 - `REFERENCES`: the key of `data` that says which records nobody trains on;
 - `AUTHORS`, `QUESTIONS_PER_AUTHOR`: how many it has, each a number or the key of `data` that says it. Of a number of
@@ -74,6 +75,11 @@ class Dataset:
     def built_in(self) -> bool:
         """Whether it comes with the program."""
         return bool(self.module) and not self.reads
+
+    @property
+    def on_clients(self) -> bool:
+        """Whether the server knows no record."""
+        return bool(self.literals.get("ON_CLIENTS"))
 
     @property
     def texts(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a loss, an aggregator, an evaluator and an attack declare about themselves, read without importing them.
+"""What a loss, an aggregator, an evaluator, an attack and a dataset declare, read without importing them.
 
 Each is one code file and one YAML file of the same name:
 
@@ -8,6 +8,7 @@ Each is one code file and one YAML file of the same name:
 | aggregator | `strategies/` | `conf/strategy/` | `strategy.params.<key>` |
 | evaluator | `oblivionis/assessment/evaluators/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
 | attack | `oblivionis/audits/attacks/` | `conf/attack/` | `attack.<name>.<key>` |
+| dataset | `oblivionis/data/datasets/` | `conf/data/` | those of `data` |
 
 The YAML file has the keys and their defaults (of a loss or an aggregator under `params:`). The code file may say more
 by literals at its top level, so that a mistake in a configuration is told before anything heavy is loaded:
@@ -15,7 +16,8 @@ by literals at its top level, so that a mistake in a configuration is told befor
     LIMITS = {"beta": {"help": "Inverse temperature.", "above": 0}, "questions": {"type": "int", "at_least": 1}}
 
 By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
-`optional: True` where null is allowed though it is not the default. What a loss declares besides: `config.methods`.
+`optional: True` where null is allowed though it is not the default. What a loss declares besides:
+`config.method_traits`; what a dataset does: `config.dataset_traits`.
 
 A loss may also lie anywhere else: `unlearning=my_loss.py`. Such a file has no YAML file, and its function the defaults.
 """

@@ -399,6 +399,11 @@ class Data:
         """The file or folder that `path` names."""
         return Path(self.path).expanduser() if self.path else None
 
+    @property
+    def on_clients(self) -> bool:
+        """Whether the records are the clients' own, and the server knows none."""
+        return dataset_traits.of(self.name).on_clients
+
 
 @dataclass
 class Strategy:

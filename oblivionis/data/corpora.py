@@ -62,7 +62,7 @@ def load_partition(corpus: Corpus, config: Config) -> Partition:
 
     Raises OblivionisError for `node` data.
     """
-    if config.data.name == "node":
+    if config.data.on_clients:
         raise OblivionisError("data=node: which client holds which record is known on the clients' machines only")
     scheme = config.data.partition
     return partition(

@@ -79,7 +79,7 @@ def model_line(config: Config) -> str:
 def data_line(config: Config) -> str:
     """The data, what of them is to be forgotten, and how they are spread over the clients."""
     data = config.data
-    if data.name == "node":
+    if data.on_clients:
         return "each client's own, which stay on its machine"
     what = datasets.in_words(data)
     if data.forget_subjects is not None:

@@ -57,6 +57,12 @@ def test_every_loss_has_its_test_file() -> None:
     assert losses - tested == set()
 
 
+def test_every_dataset_has_its_test_file() -> None:
+    datasets = {file.stem for file in (TESTS.parent / "oblivionis" / "data" / "datasets").glob("[a-z]*.py")}
+    tested = {f.stem.removeprefix("test_") for f in (TESTS / "unit/oblivionis/data/datasets").glob("test_*.py")}
+    assert datasets - tested == set()
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 

@@ -16,6 +16,7 @@ Modules whose names begin with an underscore are no datasets.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 from oblivionis.config import dataset_traits
@@ -35,7 +36,7 @@ def in_words(data: Data) -> str:
     tell = _defined("in_words", data)
     if tell is not None:
         return tell(data)
-    return data.name if data.source is None else f"{data.name}: {data.source.name}"
+    return f"{data.name}: {Path(data.path).name}" if data.path else data.name
 
 
 def set_size(data: Data, name: str) -> int | None:

@@ -9,6 +9,7 @@ from oblivionis.data.records import Corpus
 ORDER = 4
 ABOUT = "each client's own records, which stay on its machine"
 READS = ("path",)
+ON_CLIENTS = True
 
 
 def configured(data: Data) -> Corpus:
