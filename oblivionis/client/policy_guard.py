@@ -183,10 +183,8 @@ class Guard:
         if data.on_clients:
             return
         dataset = dataset_traits.of(data.name)
-        if dataset.built_in:
-            if not rules.built_in:
-                raise self._refused("data.built_in", f"data={data.name}: it trains on its own records only")
-            return
+        if dataset.built_in and not rules.built_in:
+            raise self._refused("data.built_in", f"data={data.name}: it trains on its own records only")
         if dataset.files and data.path is None:
             if not rules.download:
                 raise self._refused("data.download", f"data={data.name} without data.path: it fetches no data")

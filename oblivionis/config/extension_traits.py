@@ -130,8 +130,9 @@ def defaults(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def problems() -> list[Problem]:
-    """What is wrong with the files of evaluators and attacks, whatever the configuration."""
-    return [problem for kind in ("evaluator", "attack") for own in settings(kind).values() for problem in own.problems]
+    """What is wrong with the files of evaluators, attacks and datasets, whatever the configuration."""
+    found = [*settings("evaluator").values(), *settings("attack").values(), *(code("data", n) for n in names("data"))]
+    return [problem for own in found for problem in own.problems]
 
 
 def _settings(kind: str, file: Path) -> Settings:

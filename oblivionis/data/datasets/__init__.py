@@ -23,11 +23,19 @@ from oblivionis.config import dataset_traits
 from oblivionis.config.schema import Data
 from oblivionis.data.records import Corpus
 from oblivionis.data.text_pieces import Cut
+from oblivionis.errors import OblivionisError
 
 
 def configured(data: Data, cut: Cut | None) -> Corpus:
-    """The corpus of these settings. `cut` is given where the records are texts. Raises DataError."""
+    """The corpus of these settings. `cut` is given where the records are texts.
+
+    Raises DataError for a faulty source, and OblivionisError for a dataset whose file does not define `configured`.
+    """
     make = _defined("configured", data)
+    if make is None:
+        raise OblivionisError(
+            f"data={data.name}: its code file defines no function 'configured', which makes the corpus"
+        )
     return make(data) if cut is None else make(data, cut)
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from support.trees import Tree
 
 from oblivionis.config import dataset_traits, layers
 from oblivionis.config.schema import Data
@@ -56,6 +57,19 @@ def test_what_comes_with_the_program_is_read_from_nothing() -> None:
     assert built_in == ["fictitious", "muse_tiny"]
     assert dataset_traits.built_in() == "`fictitious`, `muse_tiny`"
     assert not dataset_traits.of("no such dataset").built_in
+
+
+def test_a_file_that_is_no_dataset_is_told_in_a_line(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.add("oblivionis/data/datasets/bare.py", '"""Has no function."""\n')
+    tree.add("conf/data/bare.yaml", "path: null\n")
+    refused = tree.run("-m", "oblivionis.cli.main", "data", "describe", "smoke", "data=bare")
+    assert refused.returncode != 0 and "Traceback" not in refused.stderr
+    assert "data=bare: its code file defines no function 'configured'" in refused.stderr
+    tree.add("oblivionis/data/datasets/torn.py", "ABOUT = (\n")
+    refused = tree.run("-m", "oblivionis.cli.main", "config", "check", "smoke")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "datasets/torn.py: cannot be read" in refused.stderr
 
 
 def comparisons(file: Path) -> Iterator[ast.Compare]:
