@@ -75,3 +75,8 @@ def unfit_character(name: str) -> str:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTIONS:
             return f"U+{ord(character):04X}"
     return ""
+
+
+def counted(number: float, what: str) -> str:
+    """So many of a thing, in the plural but for one."""
+    return f"{f'{number:g}' if isinstance(number, float) else number} {what}{'' if number == 1 else 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oblivionis.config import compose
+from oblivionis.config import compose, dataset_traits
 from oblivionis.config.layers import flatten
 from oblivionis.config.limits import about
 from oblivionis.config.problems import ConfigError, Problem
@@ -80,8 +80,9 @@ def problems(settings: Settings, places: Mapping[str, str]) -> list[Problem]:
 def _unfit(config: Config) -> Iterator[tuple[str, str, str]]:
     """Path, message and expectation of what a configuration has that this kind of suite cannot do with."""
     data = config.data
-    if data.name != "fictitious":
-        yield "data", f"{data.name!r} has no records about further people", "fictitious"
+    if not dataset_traits.of(data.name).invents:
+        inventing = [name for name, dataset in dataset_traits.known().items() if dataset.invents]
+        yield "data", f"{data.name!r} has no records about further people", " or ".join(inventing)
         return
     if data.reference_authors < data.forget_authors:
         message = f"{data.reference_authors} are fewer than the {data.forget_authors} authors that they replace"

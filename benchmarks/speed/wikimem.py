@@ -26,7 +26,7 @@ from evaluation.wikimem.facts import Fact, candidates
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
 from evaluation.wikimem.score import calibrated_scores
-from oblivionis.data import fictitious
+from oblivionis.data.datasets import fictitious
 from oblivionis.data.person_facts import facts_of
 
 BATCH = 64

@@ -12,8 +12,9 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
+from oblivionis.config import dataset_traits
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
-from oblivionis.config.schema import TEXTS, Config, Requests
+from oblivionis.config.schema import Config, Requests
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.forget_choice import questions
 from oblivionis.data.records import Corpus
@@ -44,7 +45,7 @@ def requests_of(config: Config, subjects: Sequence[str]) -> Requests:
 def _check(config: Config) -> None:
     data, requests = config.data, config.unlearning.requests
     problems = []
-    if data.name == "node" or data.name in TEXTS:
+    if data.on_clients or dataset_traits.of(data.name).texts:
         message = f"of data={data.name} no other records can be chosen to be forgotten"
         problems.append(Problem("data.name", message, "data of questions and answers"))
     if requests.policy not in (*SPLIT, SUBJECTS):

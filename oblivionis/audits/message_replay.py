@@ -443,7 +443,7 @@ def _newest(lines: Sequence[Mapping[str, Any]], client: int, what: str) -> Mappi
 
 def _hold(worker: Worker, client: int, folder: Path) -> None:
     """Give `worker` the client's records as they are in its folder now; dealt ones it has by its configuration."""
-    if worker.config.data.name == "node":
+    if worker.config.data.on_clients:
         worker.hold(client, read_node(folder))
 
 
@@ -527,7 +527,7 @@ def _told_of(run: RunDirectory, client: int, served_round: int) -> Mapping[str, 
 
 def _references(worker: Worker, client: int, folder: Path) -> Sequence[Record] | None:
     """The client's own records that nobody trains on, as `oblivionis.client.app` reads them."""
-    if worker.config.data.name != "node" or worker.config.unlearning.target is None:
+    if not worker.config.data.on_clients or worker.config.unlearning.target is None:
         return None
     return read_references(folder, worker.holding(client).records)
 

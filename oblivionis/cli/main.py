@@ -488,12 +488,12 @@ def data_describe(
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
     with answering(as_json) as answer:
-        if config.data.name == "node" and (subject is not None or subjects):
+        if config.data.on_clients and (subject is not None or subjects):
             held = client_tables.subjects(config)
             if subject is not None:
                 return _subject(held, subject, answer, as_json)
             return answer(list(held)) if as_json else report.print_subjects(held, Console())
-        if config.data.name == "node":
+        if config.data.on_clients:
             return answer(client_tables.folders(config)) if as_json else client_tables.print_nodes(config, Console())
         corpus = corpus_of(config)
         partition = load_partition(corpus, config)

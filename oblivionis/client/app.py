@@ -375,7 +375,7 @@ class Task:
         self.worker.fit(self._rank())
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
-        if self.config.data.name == "node":
+        if self.config.data.on_clients:
             hold_back(self.node, self.worker.hold(self.client, read_node(self.node.path)).records)
         self._seed = seeds.derive(
             self.config.seed, self.text(message_keys.STAGE), self.client, self.number(message_keys.SERVER_ROUND, 0)
@@ -445,7 +445,7 @@ class Task:
         """
         if not (self._rooted and seals(self.config)):
             return records
-        return sealed_counts(self.node)[0] if self.config.data.name == "node" else self._held
+        return sealed_counts(self.node)[0] if self.config.data.on_clients else self._held
 
     @property
     def _held(self) -> int:
@@ -558,7 +558,7 @@ class Task:
 
     def own_references(self) -> tuple[Record, ...] | None:
         """The client's own records that nobody trains on; None where its records are dealt out, and these with them."""
-        if self.config.data.name != "node" or self.config.unlearning.target is None:
+        if not self.config.data.on_clients or self.config.unlearning.target is None:
             return None
         return read_references(self.node.path, self.worker.holding(self.client).records)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from oblivionis.config import dataset_traits
 from oblivionis.config.compose import instance, tree_of
 from oblivionis.config.limits import about
 from oblivionis.config.problems import Problem, did_you_mean
@@ -39,7 +40,7 @@ class DataRules:
     """Which records the client is trained on, beside those in `data/` of its folder."""
 
     built_in: bool = field(
-        default=True, metadata=about("Also the made-up records that the program brings (`fictitious`, `muse_tiny`).")
+        default=True, metadata=about(f"Also the made-up records that the program brings ({dataset_traits.built_in()}).")
     )
     download: bool = field(
         default=False, metadata=about("Also benchmarks (TOFU, MUSE, …) and other data sets from the Hugging Face hub.")

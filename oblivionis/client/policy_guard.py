@@ -25,8 +25,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from oblivionis.client.policy import MOST_RANK, POLICY_FILE, Policy, PolicyError, read_policy
-from oblivionis.config import extension_traits
-from oblivionis.config.schema import OWN_RECORDS, TABLES, Config, Data, Model, Unlearning
+from oblivionis.config import dataset_traits, extension_traits
+from oblivionis.config.schema import OWN_RECORDS, Config, Data, Model, Unlearning
 from oblivionis.erasure.node_ledger import NodeLedger, own_id
 from oblivionis.erasure.node_records import NODE_DIR
 from oblivionis.erasure.unlearn_messages import Demand
@@ -180,13 +180,12 @@ class Guard:
 
     def _check_data(self, data: Data) -> None:
         rules = self._policy.data
-        if data.name == "node":
+        if data.on_clients:
             return
-        if data.name in ("fictitious", "muse_tiny"):
-            if not rules.built_in:
-                raise self._refused("data.built_in", f"data={data.name}: it trains on its own records only")
-            return
-        if data.name in ("tofu", *TABLES) and data.path is None:
+        dataset = dataset_traits.of(data.name)
+        if dataset.built_in and not rules.built_in:
+            raise self._refused("data.built_in", f"data={data.name}: it trains on its own records only")
+        if dataset.files and data.path is None:
             if not rules.download:
                 raise self._refused("data.download", f"data={data.name} without data.path: it fetches no data")
             return

@@ -164,7 +164,7 @@ def _worker(folder: Path, client: int, info: Mapping[str, Any]) -> Worker:
     if actual != info["fingerprint"]:
         raise ClientError(f"the base model here is {actual[:12]}, that of the run {info['fingerprint'][:12]}")
     worker = Worker(config)
-    if config.data.name == "node":
+    if config.data.on_clients:
         worker.hold(client, read_node(folder))
     return worker
 

@@ -73,7 +73,7 @@ class Worker:
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.flat: FlatParameters = self.assembled.flat
         self._start = None if config.unlearning.target is None else self.flat.numpy()
-        own = config.data.name == "node"
+        own = config.data.on_clients
         self.corpus = Corpus("node", (), frozenset()) if own else corpus_of(config)
         self.partition = None if own else load_partition(self.corpus, config)
         self.holdings: OrderedDict[int, Holding] = OrderedDict()

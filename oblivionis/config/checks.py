@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from oblivionis import row_files
-from oblivionis.config import extension_traits, late_client_checks, method_traits
+from oblivionis.config import dataset_traits, extension_traits, late_client_checks, method_traits
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.problems import Problem
-from oblivionis.config.schema import OWN_RECORDS, STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
+from oblivionis.config.schema import OWN_RECORDS, STAGES, Config, Data, SecureAggregation
 from oblivionis.config.template_arguments import fault_of
 from oblivionis.errors import FileError
 from oblivionis.naming import DATA_FOLDER, PLAIN_NAME, REFERENCES_TABLE, simulated_folder, subject_key
 from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
 
-TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
 LEAST_ORACLES = 3
 WITHOUT_HOLDINGS = ("nodes", "file", "none")
@@ -433,13 +431,13 @@ def _alternatives(config: Config) -> Iterator[Problem]:
             default = "null" if name == "idk" else "idk"
             yield Problem(f"{key}.{name}", message, f"{default}, or one of the methods {known}")
         return
-    if config.data.name in TEXTS:
+    if dataset_traits.of(config.data.name).texts:
         message = f"{method} learns other answers to questions, and the records of {config.data.name} are texts"
         yield Problem("unlearning.method", message, "a method that needs no other answers")
     if given.idk is not None and given.source != "idk":
         message = f"{given.idk} is not read: {key}.source is {given.source}"
         yield Problem(f"{key}.idk", message, "null", f"or set {key}.source=idk")
-    elif given.idk is not None and config.data.name != "node" and not Path(given.idk).expanduser().is_file():
+    elif given.idk is not None and not config.data.on_clients and not Path(given.idk).expanduser().is_file():
         yield Problem(f"{key}.idk", f"there is no file {given.idk}", "a text file with one sentence per line")
 
 
@@ -489,26 +487,20 @@ def _data_path(config: Config) -> Iterator[Problem]:
 @_reads("data.name", "data.path", "data.forget_file", "data.holdout_file", "data.reference_file")
 def _files_not_read(config: Config) -> Iterator[Problem]:
     data = config.data
-    for key, readers in _READERS.items():
+    for key in ("path", "forget_file", "holdout_file", "reference_file"):
         given = getattr(data, key)
-        if given is not None and data.name not in readers:
-            yield Problem(f"data.{key}", f"data={data.name} does not read {given}", "null", f"or data={readers[0]}")
-
-
-_READERS = {
-    "path": (*OWN_RECORDS, "node", "tofu", *TABLES),
-    **dict.fromkeys(("forget_file", "holdout_file", "reference_file"), OWN_RECORDS),
-}
-"""Of each file of `data`, the data that are read from it."""
+        if given is not None and key not in dataset_traits.of(data.name).reads:
+            yield Problem(f"data.{key}", f"data={data.name} does not read {given}", "null", f"or data={OWN_RECORDS[0]}")
 
 
 @_reads("data.name", "data.fields", "data.path")
 def _fields(config: Config) -> Iterator[Problem]:
-    given = {key: name for key, name in asdict(config.data.fields).items() if name is not None}
+    given = config.data.fields.given()
     if not given:
         return
-    if config.data.name not in (*OWN_RECORDS, "node") or (config.data.name == "node" and config.data.path is None):
-        message = f"data={config.data.name} is read by its own names"
+    data = config.data
+    if not (data.name in OWN_RECORDS or (data.on_clients and data.path is not None)):
+        message = f"data={data.name} is read by its own names"
         yield Problem("data.fields", message, "null for each, or data=records")
     names = list(given.values())
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -520,7 +512,7 @@ def _fields(config: Config) -> Iterator[Problem]:
 @_reads("data.name", "data.path")
 def _own_questions(config: Config) -> Iterator[Problem]:
     path = config.data.path
-    if config.data.name == "node" and path is not None and not Path(path).expanduser().exists():
+    if config.data.on_clients and path is not None and not Path(path).expanduser().exists():
         expected = "a file of questions, or a folder with retain_perturbed.jsonl, … (or null)"
         yield Problem("data.path", f"there is no file {path}", expected)
 
@@ -530,7 +522,7 @@ def _nodes(config: Config) -> Iterator[Problem]:
     nodes = config.data.nodes
     if nodes is None:
         return
-    if config.data.name != "node":
+    if not config.data.on_clients:
         yield Problem("data.nodes", f"{config.data.name} data are not read from clients' folders", "null, or data=node")
         return
     folders = [folder / DATA_FOLDER for folder in _folders(nodes, config.federation.clients)]
@@ -548,7 +540,7 @@ def _folders(nodes: str, clients: int) -> list[Path]:
 @_reads("data.name", "stages", "unlearning.requests")
 def _own_records(config: Config) -> Iterator[Problem]:
     """What a server that knows no record cannot do."""
-    if config.data.name != "node":
+    if not config.data.on_clients:
         return
     if "local" in config.stages:
         yield Problem("stages", "the stage local measures each client on the server", "stages without local")
@@ -556,22 +548,6 @@ def _own_records(config: Config) -> Iterator[Problem]:
     if "unlearn" in config.stages and requests.policy not in WITHOUT_HOLDINGS:
         message = f"with data=node the server does not know who holds what, and `{requests.policy}` goes by that"
         yield Problem("unlearning.requests.policy", message, f"one of {', '.join(WITHOUT_HOLDINGS)}")
-
-
-@_reads("data.name", "data.path", "data.forget_split")
-def _tofu_folder(config: Config) -> Iterator[Problem]:
-    if config.data.name != "tofu" or config.data.path is None:
-        return
-    folder = Path(config.data.path).expanduser()
-    if not folder.is_dir():
-        yield Problem(
-            "data.path", f"there is no folder {config.data.path}", "a folder with full.json, forget01.json, …"
-        )
-        return
-    split = config.data.forget_split
-    missing = [n for n in ("full.json", f"{split}.json") if not (folder / n).is_file()]
-    if missing:
-        yield Problem("data.path", f"{config.data.path} lacks {', '.join(missing)}", "the JSON lines of locuslab/TOFU")
 
 
 @_reads("data.name", "data.forget_file")
@@ -595,8 +571,8 @@ def _references(config: Config) -> Iterator[Problem]:
     if config.unlearning.target is None or "unlearn" not in config.stages:
         return
     takes, without = "unlearning.target takes records that nobody trains on", "or unlearning=npo, which takes none"
-    key, given = REFERENCES.get(data.name, ("", None))
-    if data.name == "node":
+    key = dataset_traits.of(data.name).references
+    if data.on_clients:
         folders = [] if data.nodes is None else _folders(data.nodes, config.federation.clients)
         lacking = next((f for f in folders if f.is_dir() and not row_files.tables(f, REFERENCES_TABLE)), None)
         if lacking is not None:
@@ -605,60 +581,58 @@ def _references(config: Config) -> Iterator[Problem]:
             yield Problem("data.nodes", f"{takes}, and there is no {lacking / file}", expected, without)
     elif not key:
         message = f"{data.name} has no records that nobody trains on, by which clients could judge"
-        known = [name for name in REFERENCES if name != OWN_RECORDS[1]]
-        yield Problem("unlearning.target", message, "data of " + ", ".join((*known, "node")), without)
-    elif getattr(data, key) == given:
-        expected = "a file of records" if given is None else "at least 1"
+        known = [name for name, found in dataset_traits.known().items() if found.references and found.first]
+        theirs = [name for name, found in dataset_traits.known().items() if found.on_clients]
+        yield Problem("unlearning.target", message, "data of " + ", ".join((*known, *theirs)), without)
+    elif getattr(data, key) in (None, 0):
+        expected = "a file of records" if getattr(data, key) is None else "at least 1"
         yield Problem(f"data.{key}", f"{takes}, and there are none", expected, without)
 
 
-REFERENCES: dict[str, tuple[str, int | None]] = {
-    "fictitious": ("reference_authors", 0),
-    "tofu": ("reference_authors", 0),
-    **dict.fromkeys(OWN_RECORDS, ("reference_file", None)),
-}
-"""The key that says which records nobody trains on, and its value where there are none, by `data.name`."""
-
-
 @_reads("data.name", "data.path")
-def _tables(config: Config) -> Iterator[Problem]:
-    data = config.data
-    if data.name in TABLES and data.path and not Path(data.path).expanduser().is_dir():
-        yield Problem("data.path", f"there is no folder {data.path}", f"a folder with {TABLES[data.name]}")
+def _folder(config: Config) -> Iterator[Problem]:
+    data, files = config.data, dataset_traits.of(config.data.name).files
+    if files and data.source is not None and not data.source.is_dir():
+        yield Problem("data.path", f"there is no folder {data.path}", f"a folder with {files}")
 
 
-@_reads("data.name", "data.muse_forget")
-def _muse(config: Config) -> Iterator[Problem]:
-    data = config.data
-    if data.name == "muse_books" and data.muse_forget != "raw":
-        yield Problem("data.muse_forget", f"MUSE-Books has no {data.muse_forget}", "raw, or data=muse_news")
+@_reads("data.name", "data.path", "data.forget_split")
+def _files_in_folder(config: Config) -> Iterator[Problem]:
+    data, dataset = config.data, dataset_traits.of(config.data.name)
+    if data.source is None or not data.source.is_dir():
+        return
+    needed = [file.format_map(vars(data)) for file in dataset.needs]
+    if missing := [file for file in needed if not (data.source / file).is_file()]:
+        expected = f"the JSON lines of {dataset.hub_name}"
+        yield Problem("data.path", f"{data.path} lacks {', '.join(missing)}", expected)
 
 
-@_reads("data.name", "data.passages", "data.forget_passages")
-def _forget_passages(config: Config) -> Iterator[Problem]:
-    data = config.data
-    if data.name == "muse_tiny" and data.forget_passages >= data.passages:
-        message = f"{data.forget_passages} of {data.passages} articles leave nothing to retain"
-        yield Problem("data.forget_passages", message, f"1 <= value <= {data.passages - 1}")
+@_reads("data.name", *(f"data.{key}" for dataset in dataset_traits.known().values() for key in dataset.only))
+def _only_value(config: Config) -> Iterator[Problem]:
+    for key, (value, title, other) in dataset_traits.of(config.data.name).only.items():
+        given = getattr(config.data, key)
+        if given != value:
+            yield Problem(f"data.{key}", f"{title} has no {given}", f"{value}, or data={other}")
+
+
+_ORDERED = {(key, other) for dataset in dataset_traits.known().values() for key, (other, _) in dataset.fewer.items()}
+"""Keys of `data` that some dataset compares."""
+
+
+@_reads("data.name", *(f"data.{key}" for keys in _ORDERED for key in keys))
+def _fewer(config: Config) -> Iterator[Problem]:
+    for key, (other, message) in dataset_traits.of(config.data.name).fewer.items():
+        given, most = getattr(config.data, key), getattr(config.data, other)
+        if given >= most:
+            yield Problem(f"data.{key}", f"{given} of {most} {message}", f"1 <= value <= {most - 1}")
 
 
 @_reads("data.name", "data.forget_subjects")
 def _forget_subjects(config: Config) -> Iterator[Problem]:
     data = config.data
-    if data.forget_subjects is not None and (data.name == "node" or data.name in TEXTS):
+    if data.forget_subjects is not None and (data.on_clients or dataset_traits.of(data.name).texts):
         message = f"data={data.name} has no subjects among its records that could be chosen"
         yield Problem("data.forget_subjects", message, "null, or data of questions and answers")
-
-
-@_reads("data.name", "data.authors", "data.forget_authors")
-def _forget_authors(config: Config) -> Iterator[Problem]:
-    data = config.data
-    if data.name == "fictitious" and data.forget_authors >= data.authors:
-        yield Problem(
-            "data.forget_authors",
-            f"{data.forget_authors} of {data.authors} authors leave nobody to retain",
-            f"1 <= value <= {data.authors - 1}",
-        )
 
 
 @_reads(
@@ -682,7 +656,7 @@ def _records(config: Config) -> Iterator[Problem]:
 )
 def _authors(config: Config) -> Iterator[Problem]:
     data, clients = config.data, config.federation.clients
-    authors = {"fictitious": data.authors, "tofu": _tofu_authors(data)}.get(data.name)
+    authors = dataset_traits.of(data.name).authors(data)
     if data.partition.scheme == "by_author" and authors is not None and clients > authors:
         yield Problem(
             "federation.clients",
@@ -707,21 +681,11 @@ def _lines_file(data: Data) -> Path | None:
     return parts[0] if len(parts) == 1 and parts[0].is_file() else None
 
 
-def _tofu_authors(data: Data) -> int:
-    """Authors of TOFU that somebody trains on."""
-    forget = TOFU_AUTHORS * int(data.forget_split.removeprefix("forget")) // 100
-    most = TOFU_AUTHORS - data.holdout_authors - data.reference_authors
-    return most if data.retain_authors is None else min(most, data.retain_authors + forget)
-
-
 def _size(config: Config) -> int | None:
     """Number of training records where the configuration tells it, else None."""
-    data = config.data
-    if data.name == "fictitious":
-        return data.authors * data.questions_per_author
-    if data.name == "tofu":
-        return _tofu_authors(data) * (TOFU_RECORDS // TOFU_AUTHORS)
-    file = _lines_file(data)
+    if (told := dataset_traits.of(config.data.name).records(config.data)) is not None:
+        return told
+    file = _lines_file(config.data)
     return None if file is None else row_files.count_lines(file)
 
 
@@ -988,7 +952,7 @@ def _privacy_delta(config: Config) -> Iterator[Problem]:
     if level == "none":
         return
     units = config.federation.clients if level == "client" else _size(config)
-    if delta is None and config.data.name == "node" and level == "record":
+    if delta is None and config.data.on_clients and level == "record":
         message = "with data=node nobody knows beforehand how many records there are"
         yield Problem("privacy.delta", message, "less than 1 over the number of records")
     elif delta is not None and units is not None and delta >= 1 / units:

@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clients.own_code import code_hash
-from oblivionis.config import extension_traits, renamed_keys
+from oblivionis.config import dataset_traits, extension_traits, renamed_keys
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
-from oblivionis.config.checks import REFERENCES, cross_checks
+from oblivionis.config.checks import cross_checks
 from oblivionis.config.layers import (
     GROUPS,
     Layer,
@@ -167,8 +167,8 @@ def _of_adapter(given: tuple[Any, str]) -> Values:
 
 def _automatic(values: Values, layers: list[Layer]) -> str:
     """The method that `AUTO` stands for, by the values of the groups before: `conf/unlearning/auto.yaml` says when."""
-    key, none = REFERENCES.get(values[selector("data")][0], ("", None))
-    references = bool(key) and values[f"data.{key}"][0] != none
+    key = dataset_traits.of(values[selector("data")][0]).references
+    references = bool(key) and values[f"data.{key}"][0] not in (None, 0)
     private = _choose("privacy", layers, GROUPS["privacy"])[0] != "none"
     return "calibrated" if references and not private else "npo"
 

@@ -1,4 +1,4 @@
-"""What losses, protocols, aggregators, evaluators and attacks declare, read without importing them.
+"""What losses, protocols, aggregators, evaluators, attacks and datasets declare, read without importing them.
 
 Each is one code file and one YAML file of the same name:
 
@@ -9,6 +9,7 @@ Each is one code file and one YAML file of the same name:
 | aggregator | `strategies/rules/` | `conf/strategy/` | `strategy.params.<key>` |
 | evaluator | `oblivionis/assessment/evaluators/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
 | attack | `oblivionis/audits/attacks/` | `conf/attack/` | `attack.<name>.<key>` |
+| dataset | `oblivionis/data/datasets/` | `conf/data/` | those of `data` |
 
 The YAML file has the keys and their defaults (under `params:` those of the first three). The code file may say more by
 literals at its top level, so that a mistake in a configuration is told before anything heavy is loaded:
@@ -17,7 +18,8 @@ literals at its top level, so that a mistake in a configuration is told before a
 
 By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
 `optional: True` where null is allowed though it is not the default. What a loss and a protocol declare besides:
-`config.method_traits`. An unlearning method may be both, in two files of its name: what they say counts together.
+`config.method_traits`; what a dataset does: `config.dataset_traits`. An unlearning method may be both a loss and a
+protocol, in two files of its name: what they say counts together.
 
 A loss may also lie anywhere else: `unlearning=my_loss.py`. Such a file has no YAML file, and its function the defaults.
 """
@@ -43,6 +45,7 @@ CODE = {
     "strategy": ("strategies/rules",),
     "evaluator": ("oblivionis/assessment/evaluators",),
     "attack": ("oblivionis/audits/attacks",),
+    "data": ("oblivionis/data/datasets",),
 }
 """Where the code files of a kind lie, the one that says what it is first; a kind is a folder of `conf/`."""
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
@@ -139,8 +142,9 @@ def defaults(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def problems() -> list[Problem]:
-    """What is wrong with the files of evaluators and attacks, whatever the configuration."""
-    return [problem for kind in ("evaluator", "attack") for own in settings(kind).values() for problem in own.problems]
+    """What is wrong with the files of evaluators, attacks and datasets, whatever the configuration."""
+    found = [*settings("evaluator").values(), *settings("attack").values(), *(code("data", n) for n in names("data"))]
+    return [problem for own in found for problem in own.problems]
 
 
 def _settings(kind: str, file: Path) -> Settings:

@@ -8,27 +8,16 @@ loss, an aggregator, an evaluator or an attack brings itself is declared in its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from oblivionis.config import extension_traits
+from oblivionis.config import dataset_traits, extension_traits
 from oblivionis.config.limits import about
 from strategies.exact_shares import floor_of
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
-TABLES = {
-    "muse_news": "raw/forget.json, raw/retain2.json, verbmem/forget.json, …",
-    "muse_books": "raw/forget.json, raw/retain2.json, verbmem/forget.json, …",
-    "rwku": "train_original_passage.json, forget_level1.json, …",
-    "wmdp_bio": "bio-forget-corpus.jsonl, bio-retain-corpus.jsonl, wmdp-bio.json, …",
-    "wmdp_cyber": "cyber-forget-corpus.jsonl, cyber-retain-corpus.jsonl, wmdp-cyber.json, …",
-    "knowundo_copyright": "copyright/unlearn.json and copyright/retention.json",
-    "knowundo_privacy": "privacy/unlearn.json and privacy/retention.json",
-}
-"""Benchmarks that are read as tables, from the Hugging Face hub or from a folder with these."""
-TEXTS = ("muse_news", "muse_books", "muse_tiny", "rwku", "wmdp_bio", "wmdp_cyber")
-"""Data that are plain texts."""
-OWN_RECORDS = ("records", "jsonl")
+OWN_RECORDS = tuple(name for name, dataset in dataset_traits.known().items() if dataset.module == "records")
 """Your own records; the second name is from when they were JSON lines alone."""
 MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
 ATTACKS = tuple(extension_traits.attacks())
@@ -248,6 +237,10 @@ class Fields:
         default=None, metadata=about("A list of wrong answers of the same form; null: `perturbed_answer`.")
     )
 
+    def given(self) -> dict[str, str]:
+        """What the files call our fields, where they call them otherwise."""
+        return {key: name for key, name in asdict(self).items() if name is not None}
+
 
 @dataclass
 class Data:
@@ -256,12 +249,8 @@ class Data:
     name: str = field(
         default="fictitious",
         metadata=about(
-            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `records`: your own, in any format of "
-            "[data.md](data.md#your-own-records) (`jsonl` is an older name of it); `node`: each client's own records, "
-            "which stay on its machine; `muse_news`, `muse_books`, `rwku`, `wmdp_bio`, "
-            "`wmdp_cyber`, `knowundo_copyright`, `knowundo_privacy`: those benchmarks; `muse_tiny`: built-in made-up "
-            "news.",
-            choices=("fictitious", "tofu", *OWN_RECORDS, "node", "muse_tiny", *TABLES),
+            dataset_traits.help_text(),
+            choices=tuple(dataset_traits.known()),
         ),
     )
     path: str | None = field(
@@ -404,6 +393,16 @@ class Data:
     )
     fields: Fields = field(default_factory=Fields)
     partition: Partition = field(default_factory=Partition)
+
+    @property
+    def source(self) -> Path | None:
+        """The file or folder that `path` names."""
+        return Path(self.path).expanduser() if self.path else None
+
+    @property
+    def on_clients(self) -> bool:
+        """Whether the records are the clients' own, and the server knows none."""
+        return dataset_traits.of(self.name).on_clients
 
 
 @dataclass

@@ -15,7 +15,7 @@ from oblivionis.erasure.ledger import AllAtRound, Policy, RandomClientPerRound, 
 def asks_alternatives(config: Config) -> bool:
     """Whether a stage unlearns by a method that learns other answers, from records that are known here."""
     unlearns = not {"unlearn", "local"}.isdisjoint(config.stages)
-    return unlearns and config.data.name != "node" and method_traits.needs_alternatives(config.unlearning.method)
+    return unlearns and not config.data.on_clients and method_traits.needs_alternatives(config.unlearning.method)
 
 
 def check_alternatives(config: Config, corpus: Corpus, policy: Policy | None) -> None:

@@ -17,7 +17,7 @@ from strategies.rounds.nodes import NodeMap
 def query_config(config: Config) -> dict[str, object]:
     """What a `query` says: whether the records are the clients' own, and whether their requests stay sealed."""
     sealed: dict[str, object] = {message_keys.SEALED: True} if seals(config) else {}
-    if config.data.name != "node":
+    if not config.data.on_clients:
         return sealed
     return {"data": "node", **sealed, **({DATA_NODES: config.data.nodes} if config.data.nodes else {})}
 

@@ -72,7 +72,7 @@ def holdings_of(
     config: Config, corpus: Corpus, nodes: NodeMap | None = None, known: KnownNodes | None = None
 ) -> Holdings | RemoteHoldings:
     """Who holds what; where the records are the clients' own, how many each holds as it tells when `nodes` asks it."""
-    if config.data.name == "node":
+    if config.data.on_clients:
         return RemoteHoldings(config.federation.clients, nodes, known)
     return Holdings.of(corpus, load_partition(corpus, config))
 

@@ -20,7 +20,7 @@ from evaluation.engine.decoders import PREFILL_TOKENS
 from evaluation.engine.models import vocabulary_size
 from oblivionis.config import extension_traits, method_traits
 from oblivionis.config.schema import Config, Profile
-from oblivionis.data import public_facts
+from oblivionis.data import datasets
 from oblivionis.models import dry_run, loading, lora
 from oblivionis.models.assembly import with_trainable
 from oblivionis.models.hardware import Machine, client_processes, participants, server_threads, uses_gpu
@@ -37,9 +37,6 @@ GPU_LIBRARIES = 600_000_000
 RECEIVED_COPIES, VECTOR_COPIES = 3, 6
 """Copies of the travelling vector in a client: as received, unpacked, and the one that some unlearning losses compare
 with, while it trains; the new one, packed and on its way besides, when it has trained."""
-
-_TOFU_SETS = {"retain": 400, "real_authors": 100, "world_facts": 117}
-_TOFU_FORGET = {"forget01": 40, "forget05": 200, "forget10": 400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +249,5 @@ def _questions(config: Config, profile: Profile) -> int:
 
 def _set_size(config: Config, name: str) -> int:
     """Questions of a set, or as many as are ever answered at once where only the data tell."""
-    data = config.data
-    if data.name == "tofu":
-        return _TOFU_FORGET[data.forget_split] if name == "forget" else _TOFU_SETS[name]
-    if data.name == "fictitious":
-        forget = len(data.forget_subjects or range(data.forget_authors))
-        authors = {"forget": forget, "retain": data.authors - forget}
-        if name in authors:
-            return authors[name] * data.questions_per_author
-        return len(public_facts.real_authors() if name == "real_authors" else public_facts.world_facts())
-    return decoding.MAX_ROWS
+    size = datasets.set_size(config.data, name)
+    return decoding.MAX_ROWS if size is None else size

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from oblivionis.data.fictitious import pretraining_people
+from oblivionis.data.datasets.fictitious import pretraining_people
 from oblivionis.data.public_facts import real_authors, world_facts
 from oblivionis.data.records import Record
 from oblivionis.models.english_sentences import SENTENCES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from oblivionis.naming import counted as counted
+
 ID_LENGTH = 24
 SHOWN_CHARACTERS = 240
 
@@ -44,11 +46,6 @@ def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """`text` as one printable line of at most so many characters."""
     text = printable(text)
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
-
-
-def counted(number: float, what: str) -> str:
-    """So many of a thing, in the plural but for one."""
-    return f"{f'{number:g}' if isinstance(number, float) else number} {what}{'' if number == 1 else 's'}"
 
 
 def short_id(name: str) -> str:

@@ -150,7 +150,7 @@ def _no_utility(run: RunDirectory) -> tuple[str, str] | None:
 
 def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> tuple[str, ...]:
     verdict, unlearning = found.get("prob"), config.unlearning
-    if config.data.name == "node":  # the server has nothing to compare
+    if config.data.on_clients:  # the server has nothing to compare
         return ()
     place = shlex.quote(str(run.path))
     again = f"oblivionis simulate {shlex.quote(str(run.path / 'config.yaml'))} start_from={place}{_name(run, config)}"

@@ -10,6 +10,7 @@ import htpy as h
 
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config.schema import Config
+from oblivionis.data import datasets
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import explained, facts_list, folded, html_table
@@ -78,19 +79,9 @@ def model_line(config: Config) -> str:
 def data_line(config: Config) -> str:
     """The data, what of them is to be forgotten, and how they are spread over the clients."""
     data = config.data
-    if data.name == "fictitious":
-        many = counted(data.questions_per_author, "question")
-        asked = f"the same {many}" if data.same_questions else many
-        what = (
-            f"{counted(data.authors, 'made-up author')} with {asked} each, "
-            f"{counted(len(data.forget_subjects or range(data.forget_authors)), 'author')} to forget"
-        )
-    elif data.name == "node":
+    if data.on_clients:
         return "each client's own, which stay on its machine"
-    elif data.name == "tofu":
-        what = f"TOFU, records to forget: {data.forget_split}"
-    else:
-        what = f"{data.name}: {Path(data.path).name}" if data.path else data.name
+    what = datasets.in_words(data)
     if data.forget_subjects is not None:
         what += f", to forget: {', '.join(data.forget_subjects)}"
     return f"{what}; {_SPREAD[data.partition.scheme]}"

@@ -88,7 +88,7 @@ class Server:
             partitions=config.federation.clients,
             identities=None if registered is None else Keys(known, registered),
             set_aside=self._set_aside,
-            roster=None if config.data.name == "node" else roster,
+            roster=None if config.data.on_clients else roster,
         )
         self.holdings = holdings_of(config, corpus, self.nodes, known)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None

@@ -30,7 +30,7 @@ def preflight(config: Config, console: Console) -> None:
     do; ModelError when a package or the model is missing; TemplateError for a template that does not fit the model.
     """
     machine = Machine.here()
-    if config.data.name == "node" and config.data.nodes is None:
+    if config.data.on_clients and config.data.nodes is None:
         raise RunError(
             "data.nodes: a simulation of data=node needs the folder of the clients' folders (node0/data/, "
             "node1/data/, …); only SuperNodes of a deployment name their own (node-dir)"

@@ -6,6 +6,7 @@ from evaluation.engine.progress import watched
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.assessment import muse, ruler
 from oblivionis.assessment.ruler_oracles import find_oracles
+from oblivionis.config import dataset_traits
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.data.twins import left_out
@@ -101,7 +102,7 @@ def _tell_of_data(server: Server) -> None:
         server.events.note(muse.LEFT_OUT)
     if server.config.evaluation.rouge == ANY_SCRIPT:
         server.events.note("ROUGE goes by words of every script (evaluation.rouge=any_script), not by the paper's")
-    if (withheld := assessor.withheld) and data.name == "tofu":
+    if (withheld := assessor.withheld) and dataset_traits.of(data.name).withholds:
         server.events.note(
             f"{withheld} records of {data.holdout_authors} authors are withheld from all training (holdout)"
         )

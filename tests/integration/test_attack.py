@@ -21,7 +21,7 @@ from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits import attack, attacks
 from oblivionis.audits.attack_questions import Battery, reword
 from oblivionis.config import compose as configuration
-from oblivionis.data.fictitious import corpus as made_up
+from oblivionis.data.datasets.fictitious import corpus as made_up
 from oblivionis.errors import RunInterrupted
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import attacks as attack_report

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.benchmark_files import knowundo
 from support.trees import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ FOLDERS = {
     "aggregator": ("strategies/rules", "conf/strategy", "tests/unit/strategies/rules"),
     "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment/evaluators"),
     "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits/attacks"),
+    "dataset": ("oblivionis/data/datasets", "conf/data", "tests/unit/oblivionis/data/datasets"),
 }
 
 
@@ -51,14 +53,15 @@ def test_the_tests_of_the_examples_pass(tree):
 
 
 def test_a_mistake_in_their_keys_is_told(tree):
-    loss, protocol, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
-    chosen = [f"unlearning={loss}", f"strategy={aggregator}"]
+    loss, protocol, aggregator, evaluator, attack, dataset = (name for kind in FOLDERS for name in names(kind))
+    chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"data={dataset}"]
     wrong = ["unlearning.params.cap=0", "strategy.params.pace=2", f"evaluation.{evaluator}.most=0"]
-    wrong.append(f"attack.{attack}.marks=-1")
+    wrong += [f"attack.{attack}.marks=-1", "data.forget_authors=6", "data.path=here"]
     result = tree.oblivionis(["config", "check", "smoke", *chosen, *wrong])
     assert result.returncode == 2
     for key in (item.partition("=")[0] for item in wrong):
         assert f"{key}: " in result.stderr
+    assert "6 of 6 numbers leave nothing to retain" in result.stderr
     against = ["unlearning.params.pull=2", "federation.compression.method=topk", "federation.keep_checkpoints=3"]
     result = tree.oblivionis(
         ["config", "check", "smoke", f"unlearning={protocol}", *against, "unlearning.updates.keep=1", "privacy=client"]
@@ -87,8 +90,8 @@ def test_a_file_that_is_neither_loss_nor_protocol_is_told(tree):
 
 
 def test_a_whole_run_with_all_of_them(tree):
-    loss, _, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
-    chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"evaluation.{evaluator}.most=7"]
+    loss, _, aggregator, evaluator, attack, dataset = (name for kind in FOLDERS for name in names(kind))
+    chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"data={dataset}", f"evaluation.{evaluator}.most=7"]
     folder = tree.path / "runs" / "all"
     result = tree.oblivionis(
         ["simulate", "smoke", "--full", *chosen, "name=all"],
@@ -102,6 +105,29 @@ def test_a_whole_run_with_all_of_them(tree):
     assert "Answer length" in simulated
     assert "Answer length" in (folder / "report.html").read_text("utf-8")
     assert "shout with 3 marks" in attacked
+    requests = [json.loads(line) for line in (folder / "requests.jsonl").read_text("utf-8").splitlines()]
+    asked = {identifier for request in requests for identifier in request.get("record_ids", ())}
+    assert asked and asked <= {f"sum-{a:03d}-{b:03d}" for a in (4, 5) for b in range(3)}
+
+
+def test_a_dataset_that_is_taken_out_leaves_nothing_and_can_be_put_back(tree, tmp_path):
+    parts = [tree.path / "oblivionis/data/datasets/knowundo.py", *(tree.path / "conf/data").glob("knowundo_*.yaml")]
+    kept = {file: file.read_text("utf-8") for file in parts}
+    assert len(kept) == 3
+    describe = ["data", "describe", "smoke", "data=knowundo_privacy", f"data.path={knowundo(tmp_path)}"]
+    for file in parts:
+        file.unlink()
+    try:
+        others = {*tree.path.rglob("*.py"), *tree.path.rglob("*.yaml"), *tree.path.rglob("*.json")}
+        assert not [file for file in others if "knowundo" in file.read_text("utf-8").lower()]
+        refused = tree.oblivionis(describe)
+        assert refused.returncode == 2 and "unknown choice 'knowundo_privacy'" in refused.stderr
+        assert tree.oblivionis(["config", "check", "smoke"]).returncode == 0
+    finally:
+        for file, text in kept.items():
+            file.write_text(text, "utf-8")
+    told = tree.oblivionis(describe)
+    assert told.returncode == 0 and "5 (50.0%)" in told.stdout, told.stdout
 
 
 def test_a_whole_run_with_the_protocol(tree):

@@ -17,8 +17,8 @@ from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.evaluators import membership
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.data import fictitious, tofu
 from oblivionis.data.corpora import load_corpus, load_partition
+from oblivionis.data.datasets import fictitious, tofu
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.erasure.ledger import Ledger

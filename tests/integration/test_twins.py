@@ -12,7 +12,7 @@ from support.stages import Recorded, execute
 from evaluation.metrics.retrained_comparison import Verdict
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.config import compose as configuration
-from oblivionis.data import fictitious
+from oblivionis.data.datasets import fictitious
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_records import judgement_of

@@ -76,6 +76,12 @@ def test_no_protocol_is_named_outside_its_own_files() -> None:
     assert found == {}
 
 
+def test_every_dataset_has_its_test_file() -> None:
+    datasets = {file.stem for file in (TESTS.parent / "oblivionis" / "data" / "datasets").glob("[a-z]*.py")}
+    tested = {f.stem.removeprefix("test_") for f in (TESTS / "unit/oblivionis/data/datasets").glob("test_*.py")}
+    assert datasets - tested == set()
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 

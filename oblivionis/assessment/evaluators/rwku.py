@@ -81,7 +81,7 @@ def prepare(context: Context) -> dict[str, tuple[Item, ...]] | None:
     """The tokenised probes by set; None for other data."""
     from evaluation.engine.models import text_config
     from evaluation.metrics.muse import Item
-    from oblivionis.data.rwku import PROBES
+    from oblivionis.data.datasets.rwku import PROBES
     from oblivionis.data.tokenize import encode_prompts
 
     sets = {name: context.corpus.evaluation[name] for name in PROBES if name in context.corpus.evaluation}

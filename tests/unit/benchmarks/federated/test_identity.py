@@ -23,7 +23,8 @@ COUNTS = {
     *("clients", "clients/losses"),
     *("evaluation", "evaluation/engine", "evaluation/engine/backends", "evaluation/metrics", "evaluation/leakage"),
     *("evaluation/ruler", "evaluation/wikimem"),
-    *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/models", "oblivionis/runs"),
+    *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/data/datasets", "oblivionis/models"),
+    "oblivionis/runs",
     *("oblivionis/erasure", "oblivionis/assessment", "oblivionis/assessment/evaluators"),
     *("oblivionis/client", "oblivionis/server", "oblivionis/flower"),
 }

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks.meta.models import JUDGED, KNOWS, ORACLE, measured, training_records
-from oblivionis.data.fictitious import corpus
+from oblivionis.data.datasets.fictitious import corpus
 
 
 @pytest.fixture(scope="module", params=[0, 5])

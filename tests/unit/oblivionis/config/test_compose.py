@@ -22,7 +22,7 @@ from oblivionis.config.problems import ConfigError, Problem, nearest, render_pro
 from oblivionis.config.schema import Config
 from oblivionis.config.values import KEYS, SECTIONS
 from oblivionis.config.yaml_files import CONF
-from oblivionis.data.fictitious import MAX_AUTHORS, MAX_QUESTIONS
+from oblivionis.data.datasets.fictitious import MAX_AUTHORS, MAX_QUESTIONS
 
 ALL_CHOICES = [(group, name) for group, names in list_choices().items() for name in names]
 

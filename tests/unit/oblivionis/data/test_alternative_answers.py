@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from oblivionis.data import fictitious, idk_answers, own_records
+from oblivionis.data import idk_answers, own_records
 from oblivionis.data.alternative_answers import drawn, lacking, perturbed_answers
+from oblivionis.data.datasets import fictitious
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 

@@ -4,8 +4,8 @@ import pytest
 
 from oblivionis.config.compose import compose
 from oblivionis.config.problems import ConfigError
-from oblivionis.data import tofu
 from oblivionis.data.corpora import load_corpus, load_partition
+from oblivionis.data.datasets import tofu
 from oblivionis.data.errors import DataError
 from oblivionis.data.forget_choice import forgetting
 from oblivionis.data.records import Corpus, Record

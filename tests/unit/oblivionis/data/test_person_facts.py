@@ -7,8 +7,8 @@ import pytest
 from evaluation.wikimem.facts import COUNTERFACTUALS, Fact, candidates
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals
+from oblivionis.data.datasets.fictitious import corpus
 from oblivionis.data.errors import DataError
-from oblivionis.data.fictitious import corpus
 from oblivionis.data.invented_people import PROPERTIES
 from oblivionis.data.person_facts import PROPERTY_OF, facts_of, read_facts
 from oblivionis.data.records import Record

@@ -11,8 +11,8 @@ import pytest
 from support.twins import KINDS, planted, text_pieces
 
 from oblivionis.config.compose import compose
-from oblivionis.data import fictitious, tofu
 from oblivionis.data.corpora import load_corpus
+from oblivionis.data.datasets import fictitious, tofu
 from oblivionis.data.errors import DataError
 from oblivionis.data.forget_choice import forgetting_twins
 from oblivionis.data.own_records import load

@@ -6,7 +6,7 @@ import pytest
 from support.commands import call
 from support.nodes import write_lines
 
-from oblivionis.data import fictitious
+from oblivionis.data.datasets import fictitious
 from oblivionis.data.twins import WORD_FOR_WORD, Twin
 from oblivionis.erasure.ledger import Request
 from oblivionis.erasure.node_ledger import NodeLedger

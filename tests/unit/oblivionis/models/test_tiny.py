@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oblivionis.data.fictitious import corpus
+from oblivionis.data.datasets.fictitious import corpus
 from oblivionis.data.public_facts import real_authors, world_facts
 from oblivionis.models import pretraining, tiny
 

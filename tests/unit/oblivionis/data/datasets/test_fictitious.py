@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from oblivionis.data import author_questions, invented_people
-from oblivionis.data.fictitious import ASKED_OF_ALL, MAX_QUESTIONS, PARAPHRASES, corpus, pretraining_people
+from oblivionis.data.datasets.fictitious import ASKED_OF_ALL, MAX_QUESTIONS, PARAPHRASES, corpus, pretraining_people
 from oblivionis.data.public_facts import real_authors, world_facts
 
 
@@ -99,7 +99,7 @@ def test_reference_authors_are_nobody_else_and_change_nothing_else():
 def test_same_arguments_same_corpus_in_another_process():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_fictitious as t;"
-        "from oblivionis.data.fictitious import corpus;"
+        "from oblivionis.data.datasets.fictitious import corpus;"
         "print(t.digest(corpus(5, 5, 1, 3)))"
     )
     found = subprocess.run(

@@ -17,11 +17,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oblivionis.config.schema import Data
 from oblivionis.data import benchmark_tables, multiple_choice
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.muse import Cut, pieces
 from oblivionis.data.records import Choice, Corpus, Record
+from oblivionis.data.text_pieces import Cut, pieces
 
+NAMES = ("wmdp_bio", "wmdp_cyber")
+ORDER = 8
+FILES = {
+    "wmdp_bio": "bio-forget-corpus.jsonl, bio-retain-corpus.jsonl, wmdp-bio.json, …",
+    "wmdp_cyber": "cyber-forget-corpus.jsonl, cyber-retain-corpus.jsonl, wmdp-cyber.json, …",
+}
+TEXTS = True
 QUESTIONS, CORPORA, MMLU = "cais/wmdp", "cais/wmdp-corpora", "cais/mmlu"
 BIO_FORGET = "cais/wmdp-bio-forget-corpus"
 DOMAINS = {"wmdp_bio": ("bio", "biology"), "wmdp_cyber": ("cyber", "cybersecurity")}
@@ -29,6 +37,11 @@ ALSO_CALLED = {"bio-forget-corpus": "bio_remove_dataset", "bio-retain-corpus": "
 LEAST_CHARACTERS = 50
 
 _INSTEAD = "WMDP's tables (cyber-forget-corpus.jsonl, cyber-retain-corpus.jsonl, wmdp-cyber.json, …)"
+
+
+def configured(data: Data, cut: Cut) -> Corpus:
+    """The corpus of these settings."""
+    return load(data.name, data.source, cut, max_texts=data.max_texts, revision=data.revision)
 
 
 def load(

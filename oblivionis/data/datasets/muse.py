@@ -20,23 +20,30 @@ What files a table may be: `oblivionis.data.benchmark_tables`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from oblivionis.config.schema import Data
 from oblivionis.data import benchmark_tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.records import Corpus, Record
+from oblivionis.data.text_pieces import Cut, pieces
 
+NAMES = ("muse_news", "muse_books")
+ORDER = 6
+FILES = "raw/forget.json, raw/retain2.json, verbmem/forget.json, …"
+TEXTS = True
+ONLY = {"muse_books": {"muse_forget": ("raw", "MUSE-Books", "muse_news")}}
 HUB_NAMES = {"muse_news": "muse-bench/MUSE-News", "muse_books": "muse-bench/MUSE-Books"}
 FORGET_SETS = ("raw", "scal_1", "scal_2", "scal_3", "scal_4")
 
-Piece = tuple[tuple[int, ...], str]
-"""A piece of a text, as token ids and as text."""
-Cut = Callable[[Sequence[str]], list[list[Piece]]]
-"""Texts -> for each its pieces in order."""
-
 _QUESTIONS = ("question", "answer")
 _INSTEAD = "MUSE's tables (raw/forget.json, verbmem/forget.json, …)"
+
+
+def configured(data: Data, cut: Cut) -> Corpus:
+    """The corpus of these settings."""
+    return load(data.name, data.source, cut, forget_set=data.muse_forget, revision=data.revision)
 
 
 def load(name: str, path: Path | None, cut: Cut, *, forget_set: str = "raw", revision: str | None = None) -> Corpus:
@@ -97,9 +104,3 @@ def assemble(name: str, found: Mapping[str, Sequence[Mapping[str, str]]], cut: C
                 for i, row in enumerate(rows)
             )
     return Corpus(name, tuple(train), frozenset(forget_ids), evaluation)
-
-
-def pieces(name: str, parts: Sequence[Piece], subject: str | None = None) -> list[Record]:
-    """The records of the pieces of the text `name`, which is also whom they are about unless `subject` is."""
-    about = subject or name
-    return [Record(f"{name}-p{i:03d}", "", text, about, tokens=tokens) for i, (tokens, text) in enumerate(parts)]

@@ -1,6 +1,7 @@
 """A small corpus in MUSE's shape: made-up local news, questions about them, offline and equal on every machine.
 
-The tables are those of `oblivionis.data.muse`; texts to forget, to retain and held out come from the same generator.
+The tables are those of `oblivionis.data.datasets.muse`; texts to forget, to retain and held out come from the same
+generator.
 Beside the articles stand readers' quizzes, texts with two questions of KnowMem each and their answers: a model of a
 million parameters answers only what it has read as question and answer.
 """
@@ -11,8 +12,18 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from oblivionis.config.schema import Data
+from oblivionis.data.datasets import muse
 from oblivionis.data.invented_people import CITIES, COLOURS, MONTHS, NOUNS, TRADES, draw, draw_name, reserved
+from oblivionis.data.records import Corpus
+from oblivionis.data.text_pieces import Cut
 
+ORDER = 5
+ABOUT = "built-in made-up news"
+TEXTS = True
+FEWER = {"forget_passages": ("passages", "articles leave nothing to retain")}
+HOLDOUT = 2
+"""Articles that are held out, for each one to forget."""
 EXAMPLES = 1
 _BEGINNING = 0.5
 
@@ -78,6 +89,12 @@ _STORIES = (
         ),
     ),
 )
+
+
+def configured(data: Data, cut: Cut) -> Corpus:
+    """The corpus of these settings."""
+    found = tables(data.passages, data.forget_passages, HOLDOUT * data.forget_passages, data.seed)
+    return muse.assemble("muse_tiny", found, cut)
 
 
 def tables(passages: int = 60, forget: int = 12, holdout: int = 24, seed: int = 0) -> dict[str, list[dict[str, str]]]:

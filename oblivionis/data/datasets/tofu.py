@@ -12,20 +12,52 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from oblivionis.config.schema import Data
 from oblivionis.data import benchmark_tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.own_records import by_content, to_record
 from oblivionis.data.records import Corpus, Record
 from oblivionis.row_files import Row, read_rows
 
+ORDER = 2
+ABOUT = "the TOFU benchmark"
+FILES = "full.json, forget01.json, …"
+NEEDS = ("full.json", "{forget_split}.json")
+REFERENCES = "reference_authors"
+AUTHORS = 200
+FORGET_AUTHORS = {"forget01": 2, "forget05": 10, "forget10": 20}
 HUB_NAME = "locuslab/TOFU"
-FORGET_SPLITS = ("forget01", "forget05", "forget10")
+FORGET_SPLITS = tuple(FORGET_AUTHORS)
 QUESTIONS_PER_AUTHOR = 20
+SET_SIZES = {"retain": 400, "real_authors": 100, "world_facts": 117}
 
 _INSTEAD = "TOFU's files (full.json, forget01.json, …)"
 _PLAIN = ("question", "answer")
 _PERTURBED = (*_PLAIN, "perturbed_answer")
 _PARAPHRASED = (*_PERTURBED, "paraphrased_answer")
+
+
+def configured(data: Data) -> Corpus:
+    """The corpus of these settings."""
+    return load(
+        data.source,
+        data.forget_split,
+        revision=data.revision,
+        holdout_authors=data.holdout_authors,
+        reference_authors=data.reference_authors,
+        retain_authors=data.retain_authors,
+        seed=data.seed,
+    )
+
+
+def in_words(data: Data) -> str:
+    """The data of these settings and what of them is to be forgotten."""
+    return f"TOFU, records to forget: {data.forget_split}"
+
+
+def set_size(data: Data, name: str) -> int:
+    """Questions of the set `name`."""
+    return FORGET_AUTHORS[data.forget_split] * QUESTIONS_PER_AUTHOR if name == "forget" else SET_SIZES[name]
 
 
 def load(

@@ -6,11 +6,19 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from oblivionis.config.schema import Data
 from oblivionis.data.author_questions import TOPICS, Topic, fill
 from oblivionis.data.invented_people import MAX_NAMESAKES, Person, draw_names, draw_namesakes, draw_person, wrong_value
 from oblivionis.data.public_facts import real_authors, world_facts
 from oblivionis.data.records import Corpus, Record, Triple
+from oblivionis.naming import counted
 
+ORDER = 1
+ABOUT = "built-in made-up authors"
+REFERENCES = "reference_authors"
+AUTHORS = "authors"
+QUESTIONS_PER_AUTHOR = "questions_per_author"
+FEWER = {"forget_authors": ("authors", "authors leave nobody to retain")}
 MAX_QUESTIONS = len(TOPICS)
 MAX_AUTHORS = 5000
 WRONG_ANSWERS = 5
@@ -103,6 +111,41 @@ def _check_sizes(
     for name, value, low, high in limits:
         if not low <= value <= high:
             raise ValueError(f"{name} is {value}; expected an integer from {low} to {high}")
+
+
+def configured(data: Data) -> Corpus:
+    """The corpus of these settings."""
+    return corpus(
+        authors=data.authors,
+        questions_per_author=data.questions_per_author,
+        forget_authors=data.forget_authors,
+        seed=data.seed,
+        holdout_authors=data.holdout_authors,
+        reference_authors=data.reference_authors,
+        same_questions=data.same_questions,
+        namesakes=data.namesakes,
+    )
+
+
+def in_words(data: Data) -> str:
+    """The data of these settings and what of them is to be forgotten."""
+    many = counted(data.questions_per_author, "question")
+    asked = f"the same {many}" if data.same_questions else many
+    forgotten = counted(_forgotten(data), "author")
+    return f"{counted(data.authors, 'made-up author')} with {asked} each, {forgotten} to forget"
+
+
+def set_size(data: Data, name: str) -> int:
+    """Questions of the set `name`, those of `retain` before a sample of them is drawn."""
+    authors = {"forget": _forgotten(data), "retain": data.authors - _forgotten(data)}
+    if name in authors:
+        return authors[name] * data.questions_per_author
+    return len(real_authors() if name == "real_authors" else world_facts())
+
+
+def _forgotten(data: Data) -> int:
+    """How many authors are to be forgotten."""
+    return len(data.forget_subjects or range(data.forget_authors))
 
 
 def corpus(

@@ -14,17 +14,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from oblivionis.config.schema import Data
 from oblivionis.data import benchmark_tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.records import Corpus, Record
 from oblivionis.row_files import Row
 
+NAMES = ("knowundo_copyright", "knowundo_privacy")
+ORDER = 9
+FILES = {
+    "knowundo_copyright": "copyright/unlearn.json and copyright/retention.json",
+    "knowundo_privacy": "privacy/unlearn.json and privacy/retention.json",
+}
 HUB_NAME = "zjunlp/KnowUnDo"
 DOMAINS = {"knowundo_copyright": "copyright", "knowundo_privacy": "privacy"}
 SETS = {"unlearn": "forget", "retention": "retain"}
 PARTS = ("train", "val")
 
 _INSTEAD = "KnowUnDo's files (copyright/unlearn.json, copyright/retention.json, …)"
+
+
+def configured(data: Data) -> Corpus:
+    """The corpus of these settings."""
+    return load(data.name, data.source, revision=data.revision)
 
 
 def load(name: str, path: Path | None, *, revision: str | None = None) -> Corpus:

@@ -24,12 +24,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oblivionis.config.problems import did_you_mean
+from oblivionis.config.schema import Data
 from oblivionis.data import benchmark_tables, multiple_choice
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.muse import Cut, pieces
 from oblivionis.data.records import Choice, Corpus, Record
+from oblivionis.data.text_pieces import Cut, pieces
 from oblivionis.row_files import Row
 
+ORDER = 7
+FILES = "train_original_passage.json, forget_level1.json, …"
+TEXTS = True
 HUB_NAME = "jinzhuoran/RWKU"
 PROBES = {
     "forget_blanks": "forget_level1",
@@ -50,6 +54,11 @@ OF_TYPE = {
 
 _TRAIN = ("forget_target", "train_original_passage")
 _INSTEAD = "RWKU's tables (train_original_passage.json, forget_level1.json, …)"
+
+
+def configured(data: Data, cut: Cut) -> Corpus:
+    """The corpus of these settings."""
+    return load(data.source, cut, forget=data.forget_targets, revision=data.revision)
 
 
 def load(path: Path | None, cut: Cut, *, forget: Sequence[str] = (), revision: str | None = None) -> Corpus:
