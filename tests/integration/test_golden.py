@@ -43,7 +43,7 @@ def verify_certificate():
 def test_a_certificate_of_an_earlier_version_is_valid(stored):
     result = verify_certificate()
     assert result.code == 0, result.err
-    assert "PASS: job, 1 records of client 2" in result.out and "signed by key.pub" in result.out
+    assert "PASS: job, 1 record of client 2" in result.out and "signed by key.pub" in result.out
 
 
 def test_ledgers_of_an_earlier_version_are_unbroken_and_agree(stored):
