@@ -24,22 +24,25 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], info: Mapping[str
 
 
 def arrays_bytes(arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> bytes:
-    """A file of `arrays` and the JSON-able `info`, and of their hash."""
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    """A file of `arrays` and the JSON-able `info`, and of their hash: the same bytes for the same content.
+
+    Info and hash are one entry of the metadata, a line each: safetensors writes several in another order each time.
+    """
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps(dict(info))
-    return save(contiguous, metadata={_HEADER: text, _HASH: _hash(contiguous, text)})
+    return save(contiguous, metadata={_HEADER: f"{text}\n{_hash(contiguous, text)}"})
 
 
 def read_arrays(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and info of a file that `write_arrays` wrote. RunError, naming `what` it should be, for any other.
 
-    A file from before there were hashes is read without.
+    Files of earlier versions, with the hash as an entry of its own or without one, are read as well.
     """
     try:
         need_file(path)
         with safe_open(path, framework="np") as handle:
             metadata = handle.metadata() or {}
-            text = metadata[_HEADER]
+            text, _, digest = metadata[_HEADER].partition("\n")
             info = parse_json(text)
             arrays = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - no mapping
     except FileError:
@@ -50,7 +53,8 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str,
         raise FileError(f"{path} is no readable {what}: its header is not that of such a file") from None
     if not isinstance(info, dict):
         raise FileError(f"{path} is no readable {what}: its header is not that of such a file")
-    if _HASH in metadata and metadata[_HASH] != _hash(arrays, text):
+    digest = digest or metadata.get(_HASH)
+    if digest and digest != _hash(arrays, text):
         raise FileError(f"{path} is no readable {what}: it is not as it was written")
     return arrays, info
 
