@@ -274,7 +274,7 @@ def bench_keep(
     out.
     """
     _check_target(source)
-    from benchmarks.federated.run_store import keep
+    from benchmarks.federated.shipped_results import keep
     from benchmarks.suite_kinds import SUITE_FILE
 
     files = keep(source, folder, SUITE_FILE, int(adapters * 1e6))

@@ -27,8 +27,8 @@ from benchmarks.federated.resource_demand import Demands
 from benchmarks.federated.settings import Settings
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
+from oblivionis.runs.duration_forecast import duration
 from oblivionis.runs.failures import not_measured
-from oblivionis.runs.forecast import duration
 from oblivionis.runs.periodic_message import Ticker
 from oblivionis.runs.progress import Bars
 

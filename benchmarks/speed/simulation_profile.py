@@ -30,7 +30,7 @@ from rich.console import Console
 
 from evaluation import hook
 from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.rebound import ReboundTracker
+from oblivionis.assessment.rebound_tracker import ReboundTracker
 from oblivionis.assessment.verification import Verification
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.client.app import app

@@ -195,9 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_float32_matmul_precision(options.matmul_precision)
     source = options.model
     if source is None:
-        from oblivionis.models import tiny
+        from oblivionis.models import embedded_model
 
-        source = tiny.folder()
+        source = embedded_model.folder()
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa").eval()
     stop = tokenizer.eos_token_id

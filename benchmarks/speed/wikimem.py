@@ -104,9 +104,9 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     source = options.model
     if source is None:
-        from oblivionis.models import tiny
+        from oblivionis.models import embedded_model
 
-        source = tiny.folder()
+        source = embedded_model.folder()
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa").eval()
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

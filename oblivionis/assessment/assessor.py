@@ -22,11 +22,11 @@ from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.word_matching import words
 from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
 from oblivionis import seeds
-from oblivionis.assessment import evaluators, ruler
+from oblivionis.assessment import evaluators, ruler_setup
 from oblivionis.assessment.context import Context
 from oblivionis.assessment.evaluators import leakage
 from oblivionis.assessment.evaluators.ruler import of_both_profiles
-from oblivionis.assessment.muse import recited
+from oblivionis.assessment.muse_setup import recited
 from oblivionis.assessment.questions import encode_questions, encode_records
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
@@ -464,7 +464,7 @@ def evaluate_checkpoint(
     assessor = Assessor(assembled, corpus_of(config), config, base)
     known = None
     if checkpoint.stage == "unlearn":
-        ruler.check_pair(run, config, fingerprint)
-        known = ruler.references(run, config, assessor, events or Events())
+        ruler_setup.check_pair(run, config, fingerprint)
+        known = ruler_setup.references(run, config, assessor, events or Events())
     measured = assessor.measure(checkpoint.vector, full=True, oracle=run.evaluation_log("retrain"), references=known)
     return run, checkpoint, measured

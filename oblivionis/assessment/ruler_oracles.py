@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
 from evaluation.ruler.statistics import noise_band
-from oblivionis.assessment.ruler import Embeds, stage_states
+from oblivionis.assessment.ruler_setup import Embeds, stage_states
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError

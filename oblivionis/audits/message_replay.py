@@ -23,7 +23,7 @@ from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.audits.audited_model import AuditError
 from oblivionis.chain import check_chain
 from oblivionis.client.audit import audit
-from oblivionis.client.policy import read_policy
+from oblivionis.client.node_policy import read_policy
 from oblivionis.client.update_encoding import packed
 from oblivionis.client.worker import Worker, told_of
 from oblivionis.config import compose as configuration

@@ -116,7 +116,7 @@ def model_build(
     """Train a tiny Llama from nothing by the recipe of the embedded one (some minutes on two cores)."""
     from rich.progress import Progress
 
-    from oblivionis.models import tiny
+    from oblivionis.models import embedded_model
 
     if out.exists() and any(out.iterdir()):
         raise OblivionisError(f"{out} is not empty; choose another folder")
@@ -126,8 +126,8 @@ def model_build(
         def show(done: int, total: int, text: str = "") -> None:
             progress.update(task, completed=done, total=total, description=f"training the tiny Llama {text}")
 
-        tiny.build(out, seed=seed, progress=show)
+        embedded_model.build(out, seed=seed, progress=show)
     print(f"wrote {out}")
     if pack is not None:
-        tiny.pack(out, pack)
+        embedded_model.pack(out, pack)
         print(f"wrote {pack}")

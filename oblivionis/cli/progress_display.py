@@ -11,7 +11,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Column
 
 from evaluation.engine.progress import watched
-from oblivionis.runs.forecast import duration
+from oblivionis.runs.duration_forecast import duration
 from oblivionis.runs.periodic_message import Ticker
 
 Follow = Callable[[float, int, str], None]

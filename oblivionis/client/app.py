@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 
 from oblivionis import seeds
-from oblivionis.client.policy_guard import Guard, Refused, note_refusal
+from oblivionis.client.node_policy_guard import Guard, Refused, note_refusal
 from oblivionis.client.single_participation import Turn, hidden, take_part
 from oblivionis.config import compose as configuration
 from oblivionis.config.allowed_code import permit_code
@@ -54,7 +54,7 @@ from strategies import message_keys
 from strategies.privacy.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma
 from strategies.secure import stage_keys
 from strategies.secure.client import Participant
-from strategies.secure.exchange import difference
+from strategies.secure.secure_exchange import difference
 
 if TYPE_CHECKING:
     from clients.record_level_dp import Privacy

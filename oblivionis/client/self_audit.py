@@ -24,8 +24,8 @@ from oblivionis.assessment.audit_numbers import (
 )
 from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.client.audit import audit
-from oblivionis.client.policy import read_policy
-from oblivionis.client.policy_guard import Guard
+from oblivionis.client.node_policy import read_policy
+from oblivionis.client.node_policy_guard import Guard
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.hidden_requests import Opened, open_commitment, unsettled_sessions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
-from oblivionis.client.policy import POLICY_FILE, example
+from oblivionis.client.node_policy import POLICY_FILE, example
 from oblivionis.deploy import keys as deploy_keys
 from oblivionis.deploy import templates as deploy_files
 from oblivionis.errors import OblivionisError

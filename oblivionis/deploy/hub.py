@@ -10,7 +10,7 @@ from pathlib import Path
 
 from oblivionis.config.yaml_files import CONF
 from oblivionis.errors import OblivionisError
-from oblivionis.models import tiny
+from oblivionis.models import embedded_model
 from oblivionis.version import __version__
 
 NAME = "oblivionis"
@@ -39,9 +39,9 @@ def write(folder: Path, publisher: str) -> None:
     about = _distribution()
     home = Path(__file__).resolve().parents[2]
     for package in PACKAGES:
-        _copy(home / package, folder / package, leave=(CONF, tiny.SHIPPED))
+        _copy(home / package, folder / package, leave=(CONF, embedded_model.SHIPPED))
     _copy(CONF, folder / "conf")
-    tiny.write_parts(folder / tiny.SHIPPED.relative_to(home))
+    embedded_model.write_parts(folder / embedded_model.SHIPPED.relative_to(home))
     flower = metadata.version("flwr")
     readme = README.read_text(encoding="utf-8").replace("@PUBLISHER", f"@{publisher}")
     texts = {

@@ -75,7 +75,7 @@ done
 # `START_SUPERNODE` puts it before Flower's own. With -c, what it forks imports nothing of ours by itself.
 FLOWER_SUPEREXEC = """\
 #!/bin/sh
-exec python3 -P -c 'from oblivionis.deploy.warm import main; main()' "$@"
+exec python3 -P -c 'from oblivionis.deploy.preforked_client_apps import main; main()' "$@"
 """
 
 # A SuperNode that ends (a crash, a lost machine that came back) is started again, after 1, 2, 4, … 60 seconds.

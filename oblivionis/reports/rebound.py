@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from evaluation.metrics.rebound import LEAST_FORGOTTEN, Curve, rebound_metrics
 from oblivionis.assessment import evaluators
 from oblivionis.assessment.evaluators.rebound import MEASURES
-from oblivionis.assessment.rebound import rebound_curves
+from oblivionis.assessment.rebound_tracker import rebound_curves
 from oblivionis.reports.format import counted, number
 from oblivionis.runs.directory import RunDirectory
 

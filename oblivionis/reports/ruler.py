@@ -17,7 +17,7 @@ from evaluation.ruler.rank_significance import (
     rank_test,
 )
 from evaluation.ruler.statistics import NoiseBand
-from oblivionis.assessment.ruler import Before, rank_facts
+from oblivionis.assessment.ruler_setup import Before, rank_facts
 from oblivionis.reports.format import counted
 from oblivionis.reports.stored_tests import kept
 from oblivionis.runs.directory import RunDirectory

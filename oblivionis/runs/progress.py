@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column
 from rich.text import Text
 
-from oblivionis.runs.forecast import Forecast, Plan, duration
+from oblivionis.runs.duration_forecast import Forecast, Plan, duration
 from oblivionis.runs.periodic_message import Ticker
 
 LONG = 120.0

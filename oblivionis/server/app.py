@@ -29,9 +29,9 @@ from oblivionis.runs.failures import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.server.context import Server
-from oblivionis.server.grid import StoppableGrid
 from oblivionis.server.held_reply_workaround import NudgingGrid
 from oblivionis.server.stages import run_stages
+from oblivionis.server.stoppable_grid import StoppableGrid
 from oblivionis.server.worker_crashes import WatchedGrid
 from strategies.rounds.simulated_dropout import ChurningGrid
 

@@ -20,7 +20,7 @@ from oblivionis.assessment.ruler_oracles import Oracle
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
-from oblivionis.erasure.alternative_answers import check_alternatives
+from oblivionis.erasure.alternative_answers_check import check_alternatives
 from oblivionis.erasure.hidden_requests import seals
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
@@ -37,8 +37,8 @@ from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import Keys, KnownNodes
 from oblivionis.runs.privacy import Account, open_account
 from oblivionis.runs.progress import Events
-from oblivionis.server.grid import StoppableGrid
-from oblivionis.server.update_limits import bounds_of
+from oblivionis.server.stoppable_grid import StoppableGrid
+from oblivionis.server.update_bounds_settings import bounds_of
 from strategies import message_keys
 from strategies.privacy.private_mean import PrivateMean
 from strategies.rounds.fedtu import NodeMap

@@ -23,8 +23,8 @@ from oblivionis.models.hardware import Machine, client_processes
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server import ray_runtime
-from oblivionis.server.cluster import cluster
 from oblivionis.server.forked_workers import fork_server, forked, libraries_of_clients
+from oblivionis.server.ray_cluster import cluster
 
 if TYPE_CHECKING:
     from oblivionis.server.second_evaluator import SecondEvaluator

@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord
 
 from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
-from oblivionis.assessment import ruler
+from oblivionis.assessment import ruler_setup
 from oblivionis.assessment.assessor import Measured
-from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
+from oblivionis.assessment.rebound_tracker import ReboundTracker, rebound_summary
 from oblivionis.assessment.ruler_oracles import noise_bands, states_of
 from oblivionis.assessment.verification import Verification
 from oblivionis.erasure.ledger import as_text
@@ -58,7 +58,7 @@ class Stage:
         self.sampling = sampling_of(self.config.federation, self._live, server.holdings.declared)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.references: References | None = None
-        self.before: ruler.Before | None = None
+        self.before: ruler_setup.Before | None = None
         self.label = SAMPLING[name]
         self.kept: dict[str, np.ndarray] = {}
         self.left_out = ""
@@ -100,9 +100,11 @@ class Stage:
             return
         common = (self.config, assessor, self.events, server.fingerprint)
         with self.recorded(0, "before", "ruler"):
-            self.references = ruler.references(self.run, *common)
-            known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
-            self.before = ruler.measure_before(assessor, assessor.embed(server.start_vector), known)
+            self.references = ruler_setup.references(self.run, *common)
+            known = (
+                self.references.original if self.references else ruler_setup.stage_states(self.run, "finetune", *common)
+            )
+            self.before = ruler_setup.measure_before(assessor, assessor.embed(server.start_vector), known)
             self.events.note(ruler_report.before_unlearning(self.before))
 
     def recorded(self, server_round: int, moment: str, evaluator: str) -> AbstractContextManager[None]:
@@ -266,7 +268,7 @@ class Stage:
         measured = self.evaluate(rounds, "end", self.vector)
         outcome = self._verify(rounds, measured)
         self.requests.close(rounds)
-        ruler.keep_states(self.run, self.name, measured.embedded, self.config, self.server.fingerprint)
+        ruler_setup.keep_states(self.run, self.name, measured.embedded, self.config, self.server.fingerprint)
         waiting = self.requests.waiting(rounds)
         if waiting:
             named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
@@ -327,7 +329,7 @@ class Stage:
         oracles, known = self.server.oracles, self.references
         with self.recorded(self.done, END, "ruler beside retrained models"):
             if known is not None:
-                facts["lens_1"] = ruler.lens_1_of_pair(known, measured.embedded, self.config)
+                facts["lens_1"] = ruler_setup.lens_1_of_pair(known, measured.embedded, self.config)
             if oracles:
                 states = states_of(oracles, self.config, self.server.assessor, self.events)
                 facts["bands"] = noise_bands(states, known and known.oracle, measured.embedded, self.config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evaluation.engine.progress import watched
 from evaluation.metrics.rouge import ANY_SCRIPT
-from oblivionis.assessment import muse, ruler
+from oblivionis.assessment import muse_setup, ruler_setup
 from oblivionis.assessment.ruler_oracles import find_oracles
 from oblivionis.config import dataset_traits
 from oblivionis.config.compose import to_tree
@@ -16,8 +16,8 @@ from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.runs import artifact_binding
+from oblivionis.runs.duration_forecast import plan
 from oblivionis.runs.failures import warn
-from oblivionis.runs.forecast import plan
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
 from oblivionis.server.context import Server
@@ -99,7 +99,7 @@ def _tell_of_data(server: Server) -> None:
     if server.remote:
         server.events.note(NO_QUESTIONS if assessor.empty else OWN_QUESTIONS)
     if assessor.is_text:
-        server.events.note(muse.LEFT_OUT)
+        server.events.note(muse_setup.LEFT_OUT)
     if server.config.evaluation.rouge == ANY_SCRIPT:
         server.events.note("ROUGE goes by words of every script (evaluation.rouge=any_script), not by the paper's")
     if (withheld := assessor.withheld) and dataset_traits.of(data.name).withholds:
@@ -119,5 +119,5 @@ def _check_ruler(server: Server) -> None:
     for lacking in () if server.remote else server.assessor.lacks():
         server.events.warning(lacking)
     if "unlearn" in server.config.stages and server.run.stage_summary("unlearn") is None:
-        ruler.check_pair(server.run, server.config, server.fingerprint)
+        ruler_setup.check_pair(server.run, server.config, server.fingerprint)
         server.oracles = find_oracles(server.run, server.config, server.fingerprint)

@@ -31,7 +31,7 @@ from strategies.rounds.request_source import RequestList, RequestSource, Unlearn
 from strategies.rounds.run_state import Evaluate, Run, keep_metrics, part_of
 from strategies.rounds.strategy_proxy import WrappingStrategy
 from strategies.secure import stage_keys
-from strategies.secure.exchange import moved
+from strategies.secure.secure_exchange import moved
 from strategies.secure.server import Summed
 
 __all__ = [

@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 from support.processes import environment
 
-from oblivionis.deploy.warm import libraries
+from oblivionis.deploy.preforked_client_apps import libraries
 
 STAND_IN = """
 import os, sys
@@ -31,7 +31,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec
-from oblivionis.deploy import warm
+from oblivionis.deploy import preforked_client_apps as warm
 
 import stand_in
 warm.run_clientapp = stand_in.run_clientapp

@@ -25,7 +25,7 @@ from support.tutorials import follow
 from benchmarks import suite_kinds as suites
 from benchmarks.federated import results
 from benchmarks.federated.executors import ray_tasks, ray_worker
-from benchmarks.federated.executors.parcels import pieces
+from benchmarks.federated.executors.file_transfer import pieces
 from benchmarks.federated.executors.ray_worker import Ended, Order, Probe
 from benchmarks.federated.graph import plan
 from benchmarks.federated.resource_demand import Demand

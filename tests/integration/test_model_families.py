@@ -18,7 +18,7 @@ from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError
-from oblivionis.models import tiny
+from oblivionis.models import embedded_model
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
@@ -44,7 +44,7 @@ def folder_of(family: str, folder: Path) -> Path:
     """A tiny model of that family with the embedded model's tokenizer."""
     tiny_model(family, vocab_size=2048, max_position_embeddings=512).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny.folder() / name, folder / name)
+        shutil.copy(embedded_model.folder() / name, folder / name)
     return folder
 
 

@@ -12,7 +12,7 @@ from support.stages import Recorded, execute, new_run
 
 from evaluation.metrics.rebound import Curve, mean_shares, rebound_metrics
 from oblivionis.assessment.assessor import Assessor, assemble_for
-from oblivionis.assessment.rebound import rebound_curves
+from oblivionis.assessment.rebound_tracker import rebound_curves
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted

@@ -19,14 +19,14 @@ from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
 from oblivionis.assessment import evaluators
 from oblivionis.assessment.evaluators import wikimem
-from oblivionis.assessment.wikimem import People
+from oblivionis.assessment.wikimem_setup import People
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Wikimem, WikimemProfile
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record, Triple
 from oblivionis.errors import RunError
-from oblivionis.models import tiny
+from oblivionis.models import embedded_model
 from oblivionis.reports import summary as report
 from oblivionis.reports.html.run_page import write_html
 from oblivionis.runs.directory import RunDirectory, named_metrics
@@ -66,8 +66,8 @@ def text_of(r: Record) -> str:
 
 
 def test_the_metrics_are_the_summary_of_the_scores() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
-    model = AutoModelForCausalLM.from_pretrained(tiny.folder(), attn_implementation="sdpa").eval()
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model.folder())
+    model = AutoModelForCausalLM.from_pretrained(embedded_model.folder(), attn_implementation="sdpa").eval()
     asking = Asking(templates=3)
     evaluator = WikimemEvaluator(FACTS[:2], FACTS[2:], FACTS, tokenizer, asking, counterfactuals=VALUES)
     result = Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=())).results["wikimem"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.federated.executors import ray_worker
-from benchmarks.federated.executors.parcels import Piece, Unpacking, pieces
+from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
 from benchmarks.federated.executors.ray_worker import Begun, Ended, Order, Probe
 from benchmarks.federated.graph import Node
 from benchmarks.federated.options import RayCluster
@@ -25,7 +25,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.reports.format import bytes_text
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.server import cluster
+from oblivionis.server import ray_cluster
 
 OPTION = "--ray-address"
 TIMES = 3
@@ -48,7 +48,7 @@ class RayExecutor:
     def __enter__(self) -> RayExecutor:
         """Raises RunError, with everything that is wrong with the cluster, before anything begins."""
         with ExitStack() as entered:
-            entered.enter_context(cluster.joined(self._away.address, OPTION))
+            entered.enter_context(ray_cluster.joined(self._away.address, OPTION))
             self._store.mkdir(parents=True, exist_ok=True)
             token = secrets.token_hex(16)
             self._probe = Probe(self._store / f".probe-{token}", token)
@@ -65,13 +65,13 @@ class RayExecutor:
     def _check_machines(self) -> None:
         """Each has this program, and whatever the runs read; which see the store?"""
         here, faults = ray_worker.versions(), []
-        for name, there in cluster.on_each(ray_worker.look, self._probe):
+        for name, there in ray_cluster.on_each(ray_worker.look, self._probe):
             if isinstance(there, str):
                 faults.append(there)
                 continue
             sees = there.pop("sees store")
             self.sharing = self.sharing and sees
-            faults += cluster.other_versions(name, here, there)
+            faults += ray_cluster.other_versions(name, here, there)
             faults += [] if sees else self._only_shared(name)
         if not faults:
             faults = self._lacking()
@@ -92,7 +92,7 @@ class RayExecutor:
         """What machines lack of the data and models that the runs read."""
         place, texts = Path.cwd(), sorted({configuration.to_yaml(node.config) for node in self.nodes})
         here, faults = ray_worker.inputs(place, texts), []
-        for name, there in cluster.on_each(ray_worker.inputs, place, texts, answer_s=_READING_S):
+        for name, there in ray_cluster.on_each(ray_worker.inputs, place, texts, answer_s=_READING_S):
             if isinstance(there, str):
                 faults.append(there)
                 continue
@@ -105,7 +105,7 @@ class RayExecutor:
 
     def _check_demands(self) -> None:
         """RunError where no machine has what a run asks for."""
-        machines = cluster.machines()
+        machines = ray_cluster.machines()
         gpus = any(machine["Resources"].get("GPU") for machine in machines)
         demands = Demands(self._away.reserve, gpus_there=gpus, tell=self._tell)
         hopeless: dict[Demand, Node] = {}

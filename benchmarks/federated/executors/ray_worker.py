@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from benchmarks.federated import identity, processes
-from benchmarks.federated.executors.parcels import Piece, Unpacking, pieces
+from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
 from benchmarks.federated.processes import Job, Slot
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from evaluation.engine.backends.base import Backend, collected, shortened
-from evaluation.engine.backends.generation import generate, parameters
+from evaluation.engine.backends.transformers_generate import generate, parameters
 from evaluation.engine.decoders import Continuations
 from evaluation.engine.packing import PackedBatch
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evaluation.engine.backends.base import Backend, collected
-from evaluation.engine.backends.generation import generate, parameters, settle_frequencies
+from evaluation.engine.backends.transformers_generate import generate, parameters, settle_frequencies
 from evaluation.engine.decoders import Continuations
 from evaluation.engine.models import model_device, vocabulary_size
 from evaluation.engine.packing import PackedBatch

@@ -9,7 +9,7 @@ from evaluation.metrics.catalogue import Group, Metric
 if TYPE_CHECKING:
     from evaluation.hook import EvaluationSession, Evaluator
     from oblivionis.assessment.context import Context
-    from oblivionis.assessment.membership import Groups
+    from oblivionis.assessment.membership_setup import Groups
 
 ORDER = 50
 _GROUP = Group("Forget, membership", 50)
@@ -73,7 +73,7 @@ LEGEND = (
 
 def prepare(context: Context) -> Groups | None:
     """Whose membership is asked; None where the data have no holdout."""
-    from oblivionis.assessment.membership import Groups
+    from oblivionis.assessment.membership_setup import Groups
 
     found = Groups.of(context.corpus, context.assembled, context.config)
     return found if found.others else None

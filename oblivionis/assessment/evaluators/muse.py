@@ -9,7 +9,7 @@ from evaluation.metrics.catalogue import Group, Metric
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
     from oblivionis.assessment.context import Context
-    from oblivionis.assessment.muse import Muse
+    from oblivionis.assessment.muse_setup import Muse
 
 ORDER = 60
 _FORGET, _RETAIN = Group("Forget, MUSE", 40), Group("Retain, MUSE", 41)
@@ -62,7 +62,7 @@ LEGEND = (
 
 def prepare(context: Context) -> Muse | None:
     """What is continued and asked; None for a corpus of questions. Raises RunError where it does not fit."""
-    from oblivionis.assessment.muse import Muse
+    from oblivionis.assessment.muse_setup import Muse
 
     return Muse.of(context.corpus, context.assembled, context.config)
 
@@ -82,7 +82,7 @@ def lacks(context: Context) -> list[str]:
 
 def build(context: Context) -> list[Evaluator]:
     """The items of the profile; PrivLeak, on the records of membership inference, in the full one only."""
-    from oblivionis.assessment.membership import Groups
+    from oblivionis.assessment.membership_setup import Groups
 
     texts: Muse | None = context.prepared
     if texts is None:

@@ -75,7 +75,7 @@ LEGEND = (
 
 def prepare(context: Context) -> None:
     """Refuse a layer that the model lacks. Raises RunError."""
-    from oblivionis.assessment.ruler import check_layer
+    from oblivionis.assessment.ruler_setup import check_layer
 
     check_layer(context.assembled.model, context.config)
 

@@ -10,7 +10,7 @@ from oblivionis.naming import SETS
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
     from oblivionis.assessment.context import Context
-    from oblivionis.assessment.wikimem import People
+    from oblivionis.assessment.wikimem_setup import People
 
 ORDER = 40
 CLIENT_METRICS = ("",)
@@ -62,7 +62,7 @@ LEGEND = (
 
 def prepare(context: Context) -> People | None:
     """Whose facts are asked for; None where there are none. Raises RunError, or DataError for a faulty file."""
-    from oblivionis.assessment.wikimem import People
+    from oblivionis.assessment.wikimem_setup import People
     from oblivionis.data.tokenize import whole_text
 
     tokenizer, template = context.tokenizer, context.assembled.template

@@ -7,7 +7,7 @@ import numpy as np
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.metrics.membership import MembershipEvaluator
 from oblivionis import seeds
-from oblivionis.assessment.membership import Groups
+from oblivionis.assessment.membership_setup import Groups
 from oblivionis.audits.attack_questions import Attack, Battery, Row
 
 LABEL = "membership"

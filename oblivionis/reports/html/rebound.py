@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.metrics.rebound import Curve, mean_shares
-from oblivionis.assessment.rebound import rebound_curves
+from oblivionis.assessment.rebound_tracker import rebound_curves
 from oblivionis.reports.markup import captioned, paragraphs, section_heading
 from oblivionis.reports.rebound import STAGE, sentences
 from oblivionis.reports.svg import FIGURE_STYLE, svg_figure

@@ -14,7 +14,7 @@ from support.commands import call
 from support.stages import execute
 
 from oblivionis.assessment.assessor import Assessor, assemble_for
-from oblivionis.assessment.rebound import rebound_curves
+from oblivionis.assessment.rebound_tracker import rebound_curves
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_partition
 from oblivionis.erasure.ledger import Ledger

@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 
-from benchmarks.federated.executors import parcels
-from benchmarks.federated.executors.parcels import Piece, Unpacking, pieces
+from benchmarks.federated.executors import file_transfer
+from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
 from oblivionis.errors import RunError
 
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
     """A folder with files of every kind, among them one of exactly two pieces."""
-    monkeypatch.setattr(parcels, "PIECE_BYTES", 8)
+    monkeypatch.setattr(file_transfer, "PIECE_BYTES", 8)
     folder = tmp_path / "sent"
     for name, data in {
         "config.yaml": b"a: 1\n",

@@ -21,7 +21,7 @@ from transformers import (
 
 from evaluation.engine import decoding, shared_decoder
 from evaluation.engine.architectures import way
-from evaluation.engine.backends.generation import batches, plain_settings
+from evaluation.engine.backends.transformers_generate import batches, plain_settings
 from evaluation.engine.decoder_loop import Table
 from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, attend_few, prefill_parts
 from evaluation.engine.progress import watched

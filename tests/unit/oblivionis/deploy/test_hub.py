@@ -16,7 +16,7 @@ from flwr.cli.build import build_fab_from_disk
 import oblivionis
 from oblivionis.deploy import hub
 from oblivionis.errors import OblivionisError
-from oblivionis.models import tiny
+from oblivionis.models import embedded_model
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def test_the_program_in_it_is_whole(app: Path, tmp_path: Path, monkeypatch: pyte
     assert ("oblivionis", *oblivionis.SIBLINGS) == hub.PACKAGES
     assert not (app / "oblivionis" / "models" / "tiny.json").exists()
     monkeypatch.setenv("OBLIVIONIS_CACHE", str(tmp_path / "cache"))
-    model = tiny.folder(app / "oblivionis" / "models" / "tiny.json")
-    shipped = tiny.folder()
+    model = embedded_model.folder(app / "oblivionis" / "models" / "tiny.json")
+    shipped = embedded_model.folder()
     assert model == shipped, "named by what is in it"
     environment = {**os.environ, "PYTHONPATH": str(app), "OBLIVIONIS_CACHE": str(tmp_path / "other")}
-    code = "import oblivionis; from oblivionis.models import tiny; print(oblivionis.__file__, tiny.folder().name)"
+    code = "import oblivionis; from oblivionis.models.embedded_model import folder; print(oblivionis.__file__, folder().name)"
     for command, said in (
         (["-c", code], f"{app}/oblivionis/__init__.py {shipped.name}"),
         (["-m", "oblivionis.cli.main", "config", "check", "smoke"], "smoke: no problems"),
@@ -94,7 +94,7 @@ def test_a_part_that_is_damaged_or_missing_is_told(
         text = lost if part.name == "tiny-03.json" else part.read_text()
         if text:
             (tmp_path / part.name).write_text(text)
-    with pytest.raises(tiny.EmbeddedModelError, match="is damaged"):
-        tiny.folder(tmp_path / "tiny.json")
-    with pytest.raises(tiny.EmbeddedModelError, match="is missing"):
-        tiny.folder(tmp_path / "none.json")
+    with pytest.raises(embedded_model.EmbeddedModelError, match="is damaged"):
+        embedded_model.folder(tmp_path / "tiny.json")
+    with pytest.raises(embedded_model.EmbeddedModelError, match="is missing"):
+        embedded_model.folder(tmp_path / "none.json")

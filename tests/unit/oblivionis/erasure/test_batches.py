@@ -7,8 +7,8 @@ import pytest
 
 from oblivionis.data.subjects import Subjects
 from oblivionis.erasure.ledger import PENDING, REJECTED, AllAtRound, Ledger, NoRequests, Request, Schedule
-from oblivionis.erasure.open_records import OpenRecords
 from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
+from oblivionis.erasure.unrequested_records import OpenRecords
 
 HELD = {client: tuple(f"{client}-{n}" for n in range(3)) for client in range(6)}
 

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from oblivionis.chain import GENESIS, check_chain
-from oblivionis.client.policy import Policy
-from oblivionis.client.policy_guard import Guard, Refused
+from oblivionis.client.node_policy import Policy
+from oblivionis.client.node_policy_guard import Guard, Refused
 from oblivionis.data.errors import DataError
 from oblivionis.data.own_records import read_training
 from oblivionis.erasure import node_request_sources, query_schema

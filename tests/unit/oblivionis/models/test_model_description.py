@@ -21,7 +21,7 @@ from evaluation.engine.architectures import way
 from oblivionis.config.compose import compose
 from oblivionis.config.schema import LLAMA_MODULES
 from oblivionis.data.tokenize import PromptTemplate
-from oblivionis.models import loading, lora, tiny
+from oblivionis.models import embedded_model, loading, lora
 from oblivionis.models.fingerprint import fingerprint
 from oblivionis.models.model_description import ANSWER, QUESTION, Example, example_of, facts_of
 from oblivionis.reports.record_example import print_example
@@ -49,7 +49,7 @@ def shown(example: Example, width: int = 80) -> str:
 
 def test_facts_are_those_of_the_loaded_model() -> None:
     config = compose("default").model
-    found = facts_of(config, fingerprint(tiny.folder()))
+    found = facts_of(config, fingerprint(embedded_model.folder()))
     model, tokenizer = loading.load_base("embedded")
     assert found.architecture == type(model).__name__ and found.model_type == model.config.model_type
     assert found.parameters == lora.count(model).total
@@ -75,7 +75,7 @@ def test_model_info_tells_how_the_model_is_run_and_why(
 ) -> None:
     tiny_model(kind, vocab_size=2048).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny.folder() / name, tmp_path / name)
+        shutil.copy(embedded_model.folder() / name, tmp_path / name)
     options = [tmp_path, "model.lora.target_modules=null", *overrides]
     found = json.loads(call("model", "info", *options, "--json").out)
     assert (found["way"], found["way_limit"], found["way_beyond"]) == expected

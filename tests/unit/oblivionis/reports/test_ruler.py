@@ -8,7 +8,7 @@ import pytest
 from support.reports import make_run, metrics_of
 
 from evaluation.ruler.rank_significance import RankTest, rank_test
-from oblivionis.assessment.ruler import Before
+from oblivionis.assessment.ruler_setup import Before
 from oblivionis.reports import ruler
 
 HIGH = RankTest(0.9, 0.01, 0.001, 20)

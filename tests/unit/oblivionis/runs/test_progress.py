@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from oblivionis.runs.forecast import Plan
+from oblivionis.runs.duration_forecast import Plan
 from oblivionis.runs.progress import LineEvents, LiveEvents, for_console
 
 METRICS = {"forget_rouge": 0.25, "retain_rouge": 0.5, "forget_prob": 0.75, "model_utility": 0.125}

@@ -21,8 +21,8 @@ from strategies.rounds.fedtu import FedTU, NodeMap, Options, RequestList, Unlear
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.nodes import seeded
 from strategies.secure import stage_keys as w
-from strategies.secure.exchange import moved
 from strategies.secure.masks import unpacked
+from strategies.secure.secure_exchange import moved
 from strategies.secure.terms import SecureSettings
 
 SIZE = 24

@@ -7,7 +7,7 @@ from flwr.app import Error
 from support.fedtu_clients import honest
 
 from oblivionis.config.compose import compose
-from oblivionis.server.update_limits import bounds_of, longest_step, longest_update
+from oblivionis.server.update_bounds_settings import bounds_of, longest_step, longest_update
 from oblivionis.server.worker_crashes import ActorDied, WatchedGrid
 from strategies.rounds.fedtu import NodeMap
 from strategies.rounds.memory_grid import MemoryGrid

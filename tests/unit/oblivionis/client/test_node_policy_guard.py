@@ -13,8 +13,8 @@ from support.nodes import write_lines, write_nodes
 from oblivionis.chain import check_chain
 from oblivionis.client import worker
 from oblivionis.client.app import app
-from oblivionis.client.policy import LimitRules, ModelRules, Policy
-from oblivionis.client.policy_guard import Guard, Refused
+from oblivionis.client.node_policy import LimitRules, ModelRules, Policy
+from oblivionis.client.node_policy_guard import Guard, Refused
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
@@ -213,7 +213,7 @@ def test_no_model_of_the_hub_unless_its_fingerprint_is_listed(node, monkeypatch)
 
 
 def test_a_cached_model_is_used_from_its_folder(node, monkeypatch, tmp_path):
-    monkeypatch.setattr("oblivionis.client.policy_guard.cached", lambda name, revision: tmp_path / "cache")
+    monkeypatch.setattr("oblivionis.client.node_policy_guard.cached", lambda name, revision: tmp_path / "cache")
     guard = Guard(Policy(models=ModelRules(fingerprints=[OWN])), node, 1, "train")
     config = guard.permitted(changed(model__source="org/name", model__revision="main"), {"fingerprint": OWN})
     assert (config.model.source, config.model.revision) == (str(tmp_path / "cache"), None)

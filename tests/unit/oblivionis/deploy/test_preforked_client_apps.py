@@ -6,12 +6,12 @@ import pytest
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec
 
-from oblivionis.deploy import warm
+from oblivionis.deploy import preforked_client_apps
 
 
 @pytest.mark.parametrize(("version", "peft"), [("2.13.0+cpu", True), ("2.13.0+cu126", False), ("2.13.0", False)])
 def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft):
-    found = warm.libraries(version)
+    found = preforked_client_apps.libraries(version)
     assert "torch" in found and ("peft" in found) == ("transformers" in found) == peft
 
 
@@ -32,9 +32,9 @@ class Broken:
 def test_what_cannot_be_forked_starts_as_flower_starts_it(monkeypatch, kind):
     started = []
     monkeypatch.setattr(subprocess, "Popen", started.append)
-    monkeypatch.setattr(warm.multiprocessing, "get_context", lambda kind: Broken())
-    monkeypatch.setattr(warm.forkserver, "ensure_running", lambda: None)
-    executor = warm.WarmExecutor()
+    monkeypatch.setattr(preforked_client_apps.multiprocessing, "get_context", lambda kind: Broken())
+    monkeypatch.setattr(preforked_client_apps.forkserver, "ensure_running", lambda: None)
+    executor = preforked_client_apps.WarmExecutor()
     spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
     assert executor.launch(spec).status == "accepted"
     assert [command[0] for command in started] == [TASK_TYPE_TO_COMMAND[kind]]

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from oblivionis.client.policy import MOST_RANK, POLICY_FILE, Policy, PolicyError, read_policy
+from oblivionis.client.node_policy import MOST_RANK, POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config import dataset_traits, extension_traits
 from oblivionis.config.schema import OWN_RECORDS, Config, Data, Model, Unlearning
 from oblivionis.erasure.node_ledger import NodeLedger, own_id

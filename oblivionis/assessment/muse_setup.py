@@ -10,7 +10,7 @@ from evaluation.engine.models import text_config
 from evaluation.hook import EvaluationSession
 from evaluation.metrics.muse import KNOWLEDGE, Item, MuseEvaluator, few_shot
 from evaluation.metrics.rouge import rouge_l
-from oblivionis.assessment.membership import Groups
+from oblivionis.assessment.membership_setup import Groups
 from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Config
 from oblivionis.data.records import TEXT_SETS, Corpus, Record

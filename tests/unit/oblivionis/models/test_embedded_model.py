@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblivionis.data.datasets.fictitious import corpus
 from oblivionis.data.public_facts import real_authors, world_facts
-from oblivionis.models import pretraining, tiny
+from oblivionis.models import embedded_model, pretraining
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OBLIVIONIS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return tiny.folder()
+        return embedded_model.folder()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def source(tmp_path):
     """A folder of the right shape with small contents."""
     folder = tmp_path / "source"
     folder.mkdir()
-    for name in tiny.FILES:
+    for name in embedded_model.FILES:
         content = bytes(range(256)) if name.endswith(".safetensors") else f'{{"é": "{name}"}}\n'.encode()
         (folder / name).write_bytes(content)
     return folder
@@ -51,7 +51,7 @@ def source(tmp_path):
 @pytest.fixture
 def shipped(source, tmp_path, monkeypatch):
     monkeypatch.setenv("OBLIVIONIS_CACHE", str(tmp_path / "cache"))
-    tiny.pack(source, tmp_path / "tiny.json")
+    embedded_model.pack(source, tmp_path / "tiny.json")
     return tmp_path / "tiny.json"
 
 
@@ -81,8 +81,8 @@ def mean_nll(model, tokenizer, record, answer: str) -> float:
 
 
 def test_shipped_model_is_small_and_a_plain_hugging_face_folder(unpacked, model, tokenizer):
-    assert tiny.SHIPPED.stat().st_size < 4_000_000
-    assert {path.name for path in unpacked.iterdir()} == set(tiny.FILES)
+    assert embedded_model.SHIPPED.stat().st_size < 4_000_000
+    assert {path.name for path in unpacked.iterdir()} == set(embedded_model.FILES)
     assert 900_000 < model.num_parameters() < 1_300_000
     assert model.config.vocab_size == len(tokenizer) == pretraining.VOCABULARY
     assert model.config.max_position_embeddings == 1024
@@ -153,17 +153,20 @@ def test_it_speaks_the_language_but_knows_no_author(model, tokenizer):
 
 
 def test_pack_and_unpack_keep_every_byte(source, shipped, tmp_path):
-    folder = tiny.folder(shipped)
+    folder = embedded_model.folder(shipped)
     assert folder.parent == tmp_path / "cache"
     assert folder.name == "tiny-" + json.loads(shipped.read_text(encoding="utf-8"))["sha256"][:12]
     assert contents(folder) == contents(source)
-    assert tiny.pack(folder, tmp_path / "again.json") == json.loads(shipped.read_text(encoding="utf-8"))["sha256"]
+    assert (
+        embedded_model.pack(folder, tmp_path / "again.json")
+        == json.loads(shipped.read_text(encoding="utf-8"))["sha256"]
+    )
     assert (tmp_path / "again.json").read_bytes() == shipped.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing", "extra", "empty"])
 def test_an_altered_folder_is_replaced(source, shipped, damage):
-    folder = tiny.folder(shipped)
+    folder = embedded_model.folder(shipped)
     weights = folder / "model.safetensors"
     if damage == "cut":
         weights.write_bytes(weights.read_bytes()[:100])
@@ -176,26 +179,26 @@ def test_an_altered_folder_is_replaced(source, shipped, damage):
     else:
         for path in folder.iterdir():
             path.unlink()
-    assert tiny.folder(shipped) == folder
+    assert embedded_model.folder(shipped) == folder
     assert contents(folder) == contents(source)
     assert os.listdir(folder.parent) == [folder.name]
 
 
 def test_an_intact_folder_is_left_alone(shipped):
-    folder = tiny.folder(shipped)
+    folder = embedded_model.folder(shipped)
     before = folder.stat().st_ino, (folder / "config.json").stat().st_mtime_ns
-    tiny.folder(shipped)
+    embedded_model.folder(shipped)
     assert before == (folder.stat().st_ino, (folder / "config.json").stat().st_mtime_ns)
 
 
 def test_many_processes_and_threads_at_once(source, shipped):
-    code = f"from pathlib import Path; from oblivionis.models import tiny; print(tiny.folder(Path({str(shipped)!r})))"
+    code = f"from oblivionis.models import embedded_model as m; print(m.folder(m.Path({str(shipped)!r})))"
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4])
         for _ in range(4)
     ]
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: str(tiny.folder(shipped)), range(32)))
+        found = set(pool.map(lambda _: str(embedded_model.folder(shipped)), range(32)))
     found |= {process.communicate(timeout=60)[0].strip() for process in processes}
     (path,) = found
     assert contents(Path(path)) == contents(source)
@@ -220,16 +223,16 @@ def test_a_damaged_shipped_file_is_refused(shipped, damage, tmp_path):
         else:
             weights["sha256"] = "0" * 64
         shipped.write_text(json.dumps(package), encoding="utf-8")
-    with pytest.raises(tiny.EmbeddedModelError, match="reinstall"):
-        tiny.folder(shipped)
+    with pytest.raises(embedded_model.EmbeddedModelError, match="reinstall"):
+        embedded_model.folder(shipped)
     cache = tmp_path / "cache"
     assert not cache.exists() or os.listdir(cache) == []
 
 
 def test_an_incomplete_folder_is_not_packed(source, tmp_path):
     (source / "tokenizer.json").unlink()
-    with pytest.raises(tiny.EmbeddedModelError, match=r"lacks tokenizer\.json"):
-        tiny.pack(source, tmp_path / "tiny.json")
+    with pytest.raises(embedded_model.EmbeddedModelError, match=r"lacks tokenizer\.json"):
+        embedded_model.pack(source, tmp_path / "tiny.json")
     assert not (tmp_path / "tiny.json").exists()
 
 
@@ -239,13 +242,15 @@ def test_build_is_repeatable_and_makes_a_folder_that_packs(tmp_path, monkeypatch
     monkeypatch.setenv("OBLIVIONIS_CACHE", str(tmp_path / "cache"))
     calls = []
     state = torch.random.get_rng_state()
-    first = tiny.build(tmp_path / "one", seed=3, steps=4, progress=lambda *call: calls.append(call))
+    first = embedded_model.build(tmp_path / "one", seed=3, steps=4, progress=lambda *call: calls.append(call))
     assert torch.equal(state, torch.random.get_rng_state())
     assert [call[:2] for call in calls] == [(step, 5) for step in range(1, 6)]
     assert all(6.0 < float(text.removeprefix("loss ")) < 9.0 for _, _, text in calls)
-    second = tiny.build(tmp_path / "two", seed=3, steps=4)
+    second = embedded_model.build(tmp_path / "two", seed=3, steps=4)
     assert contents(first) == contents(second)
-    assert tiny.pack(first, tmp_path / "a.json") != tiny.pack(tiny.build(tmp_path / "x", steps=1), tmp_path / "b.json")
-    assert contents(tiny.folder(tmp_path / "a.json")) == contents(first)
+    assert embedded_model.pack(first, tmp_path / "a.json") != embedded_model.pack(
+        embedded_model.build(tmp_path / "x", steps=1), tmp_path / "b.json"
+    )
+    assert contents(embedded_model.folder(tmp_path / "a.json")) == contents(first)
     with pytest.raises(ValueError, match="steps is 0"):
-        tiny.build(tmp_path / "none", steps=0)
+        embedded_model.build(tmp_path / "none", steps=0)

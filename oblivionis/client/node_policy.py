@@ -1,7 +1,7 @@
 """`node.toml` in a client's own folder: what the client does for a server, whatever the server says.
 
-Read anew for every message; `oblivionis.client.policy_guard` enforces it. Where the file is absent the defaults below
-hold.
+Read anew for every message; `oblivionis.client.node_policy_guard` enforces it. Where the file is absent the defaults
+below hold.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oblivionis.client.policy import KEYS, Policy, PolicyError, example, read_policy, tomllib
+from oblivionis.client.node_policy import KEYS, Policy, PolicyError, example, read_policy, tomllib
 
 GUIDE = Path(__file__).resolve().parents[4] / "docs" / "guides" / "deployment.md"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from oblivionis.config.compose import compose
-from oblivionis.runs.forecast import Forecast, Plan, duration, plan
+from oblivionis.runs.duration_forecast import Forecast, Plan, duration, plan
 
 
 def test_the_plan_counts_evaluations_as_the_server_does():

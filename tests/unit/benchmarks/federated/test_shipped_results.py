@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.federated.run_store import without_places
+from benchmarks.federated.shipped_results import without_places
 
 
 @pytest.mark.parametrize("answer", ["/ he said", "plain"])
