@@ -61,7 +61,9 @@ def test_the_program_in_it_is_whole(app: Path, tmp_path: Path, monkeypatch: pyte
     shipped = embedded_model.folder()
     assert model == shipped, "named by what is in it"
     environment = {**os.environ, "PYTHONPATH": str(app), "OBLIVIONIS_CACHE": str(tmp_path / "other")}
-    code = "import oblivionis as o; from oblivionis.models import embedded_model as m; print(o.__file__, m.folder().name)"
+    code = (
+        "import oblivionis as o; from oblivionis.models import embedded_model as m; print(o.__file__, m.folder().name)"
+    )
     for command, said in (
         (["-c", code], f"{app}/oblivionis/__init__.py {shipped.name}"),
         (["-m", "oblivionis.cli.main", "config", "check", "smoke"], "smoke: no problems"),
