@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.batch_quantities import BatchQuantities
-from clients.forgetting_target import never_seen_nll
+from clients.calibrated_forgetting import never_seen_nll
 from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
 from oblivionis.client.worker import Worker

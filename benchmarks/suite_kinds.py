@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.federated.options import Options, RayCluster, Slurm
 from oblivionis.config.compose import instance, tree_of
-from oblivionis.config.layers import flatten, parse_overrides
+from oblivionis.config.configuration_layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.values import check_value, keys_of, sections
 from oblivionis.config.yaml_files import display, read_yaml

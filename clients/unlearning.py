@@ -23,9 +23,9 @@ from clients.batch_quantities import (
     expanded,
     log_likelihoods,
 )
+from clients.calibrated_forgetting import Target, record_nll
 from clients.entropy import Entropy
 from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import Target, record_nll
 from clients.gradient_rectification import Rectifier
 from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
 from clients.reference_models import Received, incompetent_teacher

@@ -13,10 +13,10 @@ from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.matrix import Axis, Cell
 from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, NOT_MEASURED, SECONDS, table_of
 from oblivionis.config.schema import STAGES
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, named_metrics
-from oblivionis.runs.failures import END, failures
+from oblivionis.runs.failed_evaluators import END, failures
 
 
 def collect(

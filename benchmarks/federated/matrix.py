@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config import compose as configuration
-from oblivionis.config.layers import GROUPS, flatten
+from oblivionis.config.configuration_layers import GROUPS, flatten
 from oblivionis.config.problems import ConfigError, Problem
 from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml

@@ -28,7 +28,7 @@ from benchmarks.federated.settings import Settings
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
 from oblivionis.runs.duration_forecast import duration
-from oblivionis.runs.failures import not_measured
+from oblivionis.runs.failed_evaluators import not_measured
 from oblivionis.runs.periodic_message import Ticker
 from oblivionis.runs.progress import Bars
 

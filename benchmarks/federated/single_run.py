@@ -14,7 +14,7 @@ from benchmarks.federated.preparing import prepare
 from benchmarks.federated.processes import Slot
 from benchmarks.federated.settings import Settings
 from oblivionis.errors import RunError, RunFailed
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 
 _POLL_S = 0.2
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from benchmarks.gpu.options import Options
 from clients import losses
+from clients.calibrated_forgetting import Target, record_nll
 from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import Target, record_nll
 from clients.training import TrainSettings
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oblivionis.config import compose, dataset_traits
-from oblivionis.config.layers import flatten
+from oblivionis.config.configuration_layers import flatten
 from oblivionis.config.limits import about
 from oblivionis.config.problems import ConfigError, Problem
 from oblivionis.config.schema import Config

@@ -25,10 +25,10 @@ from strategies import message_keys
 from strategies.flower_internals import parameters_addition, parameters_mod, pseudo_rand_gen
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.secure import stage_keys as w
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.client import Participant
 from strategies.secure.masks import Stream
 from strategies.secure.server import SecureSum
-from strategies.secure.terms import SecureSettings
 
 STAGES: Mapping[str, str] = {
     w.KEYS_TYPE: "keys",

@@ -38,12 +38,12 @@ from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.reports.html.run_page import write_html
-from oblivionis.reports.summary import print_summary
+from oblivionis.reports.run_summary import print_summary
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
-from oblivionis.server.context import Server
 from oblivionis.server.preflight import preflight
+from oblivionis.server.run_context import Server
 from strategies.rounds.memory_grid import MemoryGrid, Node
 from strategies.rules.server_step import ServerStep
 

@@ -28,7 +28,7 @@ from oblivionis.errors import RunError, RunFailed
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.duration_forecast import duration
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 from oblivionis.runs.periodic_message import Ticker
 from oblivionis.runs.progress import Bars
 from oblivionis.runs.reuse import import_updates, take_over

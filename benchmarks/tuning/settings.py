@@ -13,7 +13,7 @@ from benchmarks.tuning.requests import SPLIT, requests_of
 from oblivionis.config import compose as configuration
 from oblivionis.config import extension_traits, method_traits
 from oblivionis.config.checks import cross_checks
-from oblivionis.config.layers import list_choices
+from oblivionis.config.configuration_layers import list_choices
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.schema import Config, Evaluation, Requests, Unlearning
 from oblivionis.errors import RunError

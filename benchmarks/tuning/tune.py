@@ -29,7 +29,7 @@ from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
-from oblivionis.runs.failures import not_measured
+from oblivionis.runs.failed_evaluators import not_measured
 from oblivionis.runs.reuse import check_updates
 
 CLAIM, EXPERIMENT = "tuning.yaml", "experiment.yaml"

@@ -34,7 +34,7 @@ def calibrated(
     Parameters
     ----------
     forget_nll, forget_target_nll : tensor (B,)
-        Mean negative log-likelihood of each answer, and its target t (`clients.forgetting_target`), nats per token.
+        Mean negative log-likelihood of each answer, and its target t (`clients.calibrated_forgetting`), nats per token.
     forget_target_kl : tensor (B,)
         Mean over the answer tokens of the divergence from q, the untouched base model's distribution with the true
         token at its target probability, nats.

@@ -11,10 +11,10 @@ from rich.console import Console
 from oblivionis.config import compose as configuration
 from oblivionis.config.allowed_code import permit_named
 from oblivionis.erasure.schedule import check_requests
-from oblivionis.reports import summary
+from oblivionis.reports import run_summary
 from oblivionis.reports.html import run_page
 from oblivionis.runs.directory import RunDirectory, check_output
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 from oblivionis.runs.progress import Events, for_console
 from oblivionis.server import simulation
 from oblivionis.server.preflight import preflight
@@ -42,7 +42,7 @@ class Run:
         run = RunDirectory.open(Path(path))
         config = configuration.from_yaml(run.read_config(), run.config_place)
         evaluation = config.evaluation
-        metrics = summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
+        metrics = run_summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
         return cls(run.path, metrics, tuple(failure.as_text() for failure in failures(run)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from clients.forgetting_target import LEAST_REFERENCES, never_seen_nll
+from clients.calibrated_forgetting import LEAST_REFERENCES, never_seen_nll
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
@@ -287,8 +287,8 @@ class Assessor:
 
     def never_seen(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
         """How likely the answers of these training records would be to the model with `vector` had it never seen them,
-        by id: as calibrated forgetting estimates it (`clients.forgetting_target.never_seen_nll`) from what training has
-        made of records that nobody trains on, and from the untouched base model. Empty without these, or too few of
+        by id: as calibrated forgetting estimates it (`clients.calibrated_forgetting.never_seen_nll`) from what training
+        has made of records that nobody trains on, and from the untouched base model. Empty without these, or too few of
         them.
         """
         sets = (self._corpus.evaluation.get(name, ()) for name in ("reference", "holdout"))

@@ -40,7 +40,7 @@ from oblivionis.erasure.verification_rules import (
 )
 from oblivionis.files import json_text
 from oblivionis.runs.directory import RunDirectory, vector_hash
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 
 if TYPE_CHECKING:
     from oblivionis.assessment.assessor import Assessor, Measured

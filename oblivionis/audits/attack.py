@@ -32,7 +32,7 @@ from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
-from oblivionis.runs.failures import one_line
+from oblivionis.runs.failed_evaluators import one_line
 
 ORACLE = "retrain"
 MEASURES = ("prob", "rouge", "truth_ratio")

@@ -39,7 +39,7 @@ from oblivionis.files import parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import package_versions
-from oblivionis.runs.failures import not_measured, reason_of
+from oblivionis.runs.failed_evaluators import not_measured, reason_of
 from oblivionis.version import __version__
 
 CANARIES, RECORDS = "canaries", "records"

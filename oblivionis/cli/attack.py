@@ -45,7 +45,7 @@ def attack(
     from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate.signing import mark_superseded
     from oblivionis.reports.html import run_page as html_report
-    from oblivionis.runs.failures import not_measured
+    from oblivionis.runs.failed_evaluators import not_measured
 
     kinds = [kind.strip() for kind in only.split(",")] if only else []
     with answering(as_json) as answer:

@@ -41,9 +41,9 @@ def export(
 
     run, checkpoint, _, _ = find_checkpoint(target, stage, [])
     folder = out or run.path / "export" / checkpoint.stage
-    from oblivionis.reports import model_folder
+    from oblivionis.reports import exported_model
 
-    kind = model_folder.export(target, stage, folder, merged=merged)
-    print(f"{folder}: {model_folder.WHAT[kind]}, tokenizer and {model_folder.CARD}")
+    kind = exported_model.export(target, stage, folder, merged=merged)
+    print(f"{folder}: {exported_model.WHAT[kind]}, tokenizer and {exported_model.CARD}")
     if push is not None:
-        print(model_folder.push(folder, push, private=not public))
+        print(exported_model.push(folder, push, private=not public))

@@ -120,7 +120,7 @@ def audit_leakage(
     from evaluation.leakage.summary import Terms
     from oblivionis.audits import leakage as audit
     from oblivionis.files import read_json
-    from oblivionis.runs.failures import measuring
+    from oblivionis.runs.failed_evaluators import measuring
 
     try:
         terms = Terms(alpha=alpha, family_wise=family_wise, rho=rho, leaks_from=leaks_from, limit=limit)

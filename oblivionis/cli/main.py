@@ -211,8 +211,8 @@ def simulate(
     with answering(as_json) as answer:
         run, config = _simulated(arguments, resume, told, allow_code_)
         from oblivionis.reports import json_documents
-        from oblivionis.reports import summary as report
-        from oblivionis.runs.failures import check_measured
+        from oblivionis.reports import run_summary as report
+        from oblivionis.runs.failed_evaluators import check_measured
 
         if as_json:
             answer(json_documents.run_document(run, config))
@@ -334,8 +334,8 @@ def evaluate(
         of, title, measured = (_evaluated_model if is_model(target) else _evaluated_run)(target, stage, given)
 
         from oblivionis.reports import json_documents
-        from oblivionis.reports import summary as report
-        from oblivionis.runs.failures import not_measured, one_line
+        from oblivionis.reports import run_summary as report
+        from oblivionis.runs.failed_evaluators import not_measured, one_line
 
         failed = {name: one_line(reason) for name, reason in measured.report.failed.items()}
         if as_json:
@@ -527,7 +527,7 @@ def runs_list(
 ) -> None:
     """List the runs of a folder with what they did and how far they came."""
     from oblivionis.reports import json_documents
-    from oblivionis.reports import summary as report
+    from oblivionis.reports import run_summary as report
 
     with answering(as_json) as answer:
         if as_json:
@@ -544,7 +544,7 @@ def runs_show(
 ) -> None:
     """Print a run's outcome, comparison table, sample answers and requests again."""
     from oblivionis.reports import json_documents
-    from oblivionis.reports import summary as report
+    from oblivionis.reports import run_summary as report
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)

@@ -90,7 +90,7 @@ def model_info(
         return
 
     from oblivionis.models.hardware import Machine
-    from oblivionis.reports import summary as report
+    from oblivionis.reports import run_summary as report
     from oblivionis.reports.record_example import print_example
     from oblivionis.server.preflight import estimated, memory_table, summary
 

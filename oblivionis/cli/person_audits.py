@@ -104,7 +104,7 @@ def audit_person(
     from oblivionis.audits import people as person_audit
     from oblivionis.audits.people_outcomes import before_audit
     from oblivionis.reports import people as person_report
-    from oblivionis.runs.failures import not_measured
+    from oblivionis.runs.failed_evaluators import not_measured
 
     if phrasings not in person_audit.PHRASINGS:
         raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")

@@ -45,7 +45,7 @@ def audit_exchange(
     --allow-code. Exit code 0 only where all of that was tested and is equal, 1 if anything differs, 3 if something
     could not be tested.
     """
-    from oblivionis.audits.message_replay import replay_exchange
+    from oblivionis.audits.exchange_replay import replay_exchange
 
     with answering(as_json) as answer:
         found = replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_, code=allow_code)
@@ -67,14 +67,14 @@ def audit_training(
 
     The run must keep the clients' updates of the round: unlearning.updates.keep. Exit codes as of `audit exchange`.
     """
-    from oblivionis.audits.message_replay import replay_training
+    from oblivionis.audits.exchange_replay import replay_training
 
     with answering(as_json) as answer:
         _tell(run, replay_training(run, client, round_, node_dir, stage, set_ or ()), answer if as_json else None)
 
 
 def _tell(run: Path, findings: list, answer: Answer | None) -> None:
-    from oblivionis.audits.message_replay import DIFFERS, EQUAL, machine_remarks
+    from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, machine_remarks
 
     differs = any(f.outcome == DIFFERS for f in findings)
     untested = any(f.outcome not in (DIFFERS, EQUAL) for f in findings)

@@ -33,7 +33,8 @@ from oblivionis.data.twins import content_key
 from oblivionis.erasure.hidden_requests import MOST_EXCHANGES, Share, give_up, join, sealed_counts, seals
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
-from oblivionis.erasure.node_records import (
+from oblivionis.erasure.node_request_sources import answer_query
+from oblivionis.erasure.records_on_node import (
     CONFIG_HASH,
     DATA_NODES,
     NODE_DIR,
@@ -46,7 +47,6 @@ from oblivionis.erasure.node_records import (
     read_references,
     records_hash,
 )
-from oblivionis.erasure.node_request_sources import answer_query
 from oblivionis.erasure.standing_demands import hold_back
 from oblivionis.erasure.unlearn_messages import Demand, DemandError, accept, forget_set, read_demands
 from oblivionis.errors import ClientError, OblivionisError

@@ -28,7 +28,7 @@ from oblivionis.client.node_policy import MOST_RANK, POLICY_FILE, Policy, Policy
 from oblivionis.config import dataset_traits, extension_traits
 from oblivionis.config.schema import OWN_RECORDS, Config, Data, Model, Unlearning
 from oblivionis.erasure.node_ledger import NodeLedger, own_id
-from oblivionis.erasure.node_records import NODE_DIR
+from oblivionis.erasure.records_on_node import NODE_DIR
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json
@@ -37,7 +37,7 @@ from oblivionis.models.source import EMBEDDED, HUB_NAME, cached
 from oblivionis.naming import DATA_FOLDER, PLAIN_NAME
 from oblivionis.row_files import is_hub_name
 from strategies import message_keys
-from strategies.secure.terms import Terms
+from strategies.secure.agreed_parameters import Terms
 
 log = logging.getLogger("flwr")
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from clients import losses
+from clients.calibrated_forgetting import Estimator, Target
 from clients.entropy import Entropy
 from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import Estimator, Target
 from clients.optimisation import BETAS, Ball
 from clients.record_level_dp import Privacy, train_privately, unlearn_privately
 from clients.training import Prox, TrainReport, TrainSettings, train
@@ -31,7 +31,7 @@ from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.data.twins import with_twins
-from oblivionis.erasure.node_records import NodeRecords
+from oblivionis.erasure.records_on_node import NodeRecords
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble, of_rank, refitted

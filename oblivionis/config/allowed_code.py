@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from clients.own_code import code_hash, permit
+from oblivionis.config.configuration_layers import parse_overrides
 from oblivionis.config.extension_traits import own_loss
-from oblivionis.config.layers import parse_overrides
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 

@@ -13,7 +13,7 @@ from oblivionis.config.schema import OWN_RECORDS, STAGES, Config, Data, SecureAg
 from oblivionis.config.template_arguments import fault_of
 from oblivionis.errors import FileError
 from oblivionis.naming import DATA_FOLDER, PLAIN_NAME, REFERENCES_TABLE, simulated_folder, subject_key
-from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
+from strategies.secure.agreed_parameters import LEAST_CLIENTS, SecureSettings, TermsError
 
 EMBEDDED_CONTEXT = 512
 LEAST_ORACLES = 3

@@ -23,7 +23,7 @@ from clients.own_code import code_hash
 from oblivionis.config import dataset_traits, extension_traits, renamed_keys
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.checks import cross_checks
-from oblivionis.config.layers import (
+from oblivionis.config.configuration_layers import (
     GROUPS,
     Layer,
     list_choices,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config.compose import AUTO, PARAMETRISED, parameters
+from oblivionis.config.configuration_layers import GROUPS, list_choices, list_experiments, selector
 from oblivionis.config.extension_traits import Limit
-from oblivionis.config.layers import GROUPS, list_choices, list_experiments, selector
 from oblivionis.config.values import KEYS, Key, declared_key, sections
 from oblivionis.config.yaml_files import CONF
 

@@ -37,8 +37,8 @@ from oblivionis.erasure.node_ledger import (
     lack,
     replay,
 )
-from oblivionis.erasure.node_records import read_node
 from oblivionis.erasure.query_schema import COUNTED, LEFT_OUT, LONGEST_SESSION, ROLLED_BACK, SessionOutcome
+from oblivionis.erasure.records_on_node import read_node
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import read_json

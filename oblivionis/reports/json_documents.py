@@ -10,10 +10,10 @@ from typing import Any
 from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.reports import client_tables as node_report
-from oblivionis.reports import outcome, verdicts
-from oblivionis.reports.summary import stage_metrics, stage_notes
+from oblivionis.reports import run_outcome, verdicts
+from oblivionis.reports.run_summary import stage_metrics, stage_notes
 from oblivionis.runs.directory import RunDirectory, list_runs
-from oblivionis.runs.failures import Failure, failures
+from oblivionis.runs.failed_evaluators import Failure, failures
 from oblivionis.runs.privacy import read_account
 from oblivionis.runs.run_status import glance
 
@@ -46,7 +46,7 @@ def run_document(run: RunDirectory, config: Config) -> dict[str, Any]:
         "stages": [asdict(stage) for stage in seen.stages],
         "metrics": {stage: with_left_out(values, notes.get(stage, {})) for stage, values in metrics.items()},
         "notes": notes,
-        "outcome": outcome.of_run(run, config),
+        "outcome": run_outcome.of_run(run, config),
         "verdicts": verdicts.verdict_document(run, evaluation.truth_ratio),
         "requests": [asdict(request) | {"outcome": request.outcome} for request in Ledger(run.ledger_path)],
         "audits": node_report.audits(run),

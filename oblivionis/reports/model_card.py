@@ -18,12 +18,12 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.verification_rules import MEANING, VERIFIED
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
-from oblivionis.reports import summary
+from oblivionis.reports import run_summary
 from oblivionis.reports.certificate.signing import results_of
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.table import Table
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 from oblivionis.version import __version__
 
 ADAPTER, MERGED, WHOLE = "adapter", "merged", "whole"
@@ -128,7 +128,7 @@ def _made(config: Config, stage: str, facts: Mapping[str, Any]) -> str:
     if given := config.model.template.arguments:
         rows.append(("arguments of the chat template", f"`{json.dumps(given)}`"))
     if stage == "unlearn":
-        rows.append(("unlearning", f"{summary.method(config)}, epochs per request: {config.unlearning.epochs}"))
+        rows.append(("unlearning", f"{run_summary.method(config)}, epochs per request: {config.unlearning.epochs}"))
     rows.append(("SHA-256 of what was trained", f"`{facts['adapter']}`"))
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
 
@@ -167,9 +167,9 @@ def _digits(value: float | None) -> str:
 
 def measured(run: RunDirectory, config: Config) -> Sequence[str]:
     """The comparison of the models as Markdown; empty where nothing was measured."""
-    metrics = summary.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
+    metrics = run_summary.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     failed = failures(run)
     if not any(metrics.values()) and not failed:
         return []
-    table = summary.comparison(metrics, "What was measured", failed=failed, notes=summary.stage_notes(run))
-    return [table.markdown().strip(), summary.LEGEND]
+    table = run_summary.comparison(metrics, "What was measured", failed=failed, notes=run_summary.stage_notes(run))
+    return [table.markdown().strip(), run_summary.LEGEND]

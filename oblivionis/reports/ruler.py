@@ -19,7 +19,7 @@ from evaluation.ruler.rank_significance import (
 from evaluation.ruler.statistics import NoiseBand
 from oblivionis.assessment.ruler_setup import Before, rank_facts
 from oblivionis.reports.format import counted
-from oblivionis.reports.stored_tests import kept
+from oblivionis.reports.stored_significance_tests import kept
 from oblivionis.runs.directory import RunDirectory
 
 BANDS = {"mean_rank": "mean rank", "gap": "S_gap"}

@@ -27,9 +27,9 @@ from oblivionis.files import write_json
 from oblivionis.reports import membership
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.format import counted, number
-from oblivionis.reports.stored_tests import kept
+from oblivionis.reports.stored_significance_tests import kept
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 
 ROWS = {"prob": "forget_prob", "truth_ratio": "forget_truth_ratio"}
 """The metric, a row of the comparison table, that a verdict belongs to."""

@@ -18,11 +18,11 @@ from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_TESTABLE, NO
 from oblivionis.naming import LOG_SETS
 from oblivionis.reports import forget_quality_power, verdicts
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.forget_quality_power import SIGNIFICANT
 from oblivionis.reports.format import counted, number, printable
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 
 UTILITY_SHARE = 0.5
 """Model utility and retain ROUGE-L recall below this share of the finetuned model's have collapsed."""

@@ -21,15 +21,15 @@ from oblivionis.config.extension_traits import own_loss
 from oblivionis.config.schema import Config
 from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
 from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, check_output
-from oblivionis.runs.failures import check_measured
+from oblivionis.runs.failed_evaluators import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
-from oblivionis.server.context import Server
 from oblivionis.server.held_reply_workaround import NudgingGrid
+from oblivionis.server.run_context import Server
 from oblivionis.server.stages import run_stages
 from oblivionis.server.stoppable_grid import StoppableGrid
 from oblivionis.server.worker_crashes import WatchedGrid

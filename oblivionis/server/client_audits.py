@@ -24,7 +24,7 @@ from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, a
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import json_text, read_json, write_json
 from oblivionis.runs.directory import vector_hash
-from oblivionis.server.context import Server
+from oblivionis.server.run_context import Server
 from strategies import message_keys
 from strategies.errors import NodeMapError
 from strategies.replies import answers, judge, metrics_of

@@ -17,11 +17,11 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Measured
-from oblivionis.erasure.node_records import NODES_DIR
+from oblivionis.erasure.records_on_node import NODES_DIR
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import named_metrics
-from oblivionis.runs.failures import warn
-from oblivionis.server.context import Server
+from oblivionis.runs.failed_evaluators import warn
+from oblivionis.server.run_context import Server
 from strategies import message_keys
 from strategies.metric_schema import NUMBERS
 from strategies.replies import answers, judge

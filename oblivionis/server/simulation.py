@@ -27,7 +27,7 @@ from oblivionis.server.forked_workers import fork_server, forked, libraries_of_c
 from oblivionis.server.ray_cluster import cluster
 
 if TYPE_CHECKING:
-    from oblivionis.server.second_evaluator import SecondEvaluator
+    from oblivionis.server.parallel_evaluator import SecondEvaluator
 
 _ENVIRONMENT = {
     **ENVIRONMENT,
@@ -101,7 +101,7 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: str | Non
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 and RAY_AUTH_MODE=token before the program starts"
         )
     stop = Stop()
-    from oblivionis.server.second_evaluator import second_evaluator
+    from oblivionis.server.parallel_evaluator import second_evaluator
 
     with flower_log(run), silent_losses(stop), ctrl_c(stop, events), _ray(config, run, forks) as forks:
         if stop.is_set():

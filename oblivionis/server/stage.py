@@ -27,12 +27,12 @@ from oblivionis.models.parameter_layers import layers_of, learned_by_first_layer
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
-from oblivionis.runs.failures import END, recorded, warn
+from oblivionis.runs.failed_evaluators import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
-from oblivionis.server.context import Server
 from oblivionis.server.round_settings import aggregator, sampling_of, waiting
+from oblivionis.server.run_context import Server
 from strategies import message_keys, protocols
 from strategies.errors import ParameterError
 from strategies.metric_schema import COUNTS, NUMBERS, TRAIN

@@ -17,11 +17,11 @@ from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.duration_forecast import plan
-from oblivionis.runs.failures import warn
+from oblivionis.runs.failed_evaluators import warn
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
-from oblivionis.server.context import Server
 from oblivionis.server.local_training import run_local
+from oblivionis.server.run_context import Server
 from oblivionis.server.stage import Stage
 
 NO_QUESTIONS = (

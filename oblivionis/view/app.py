@@ -23,9 +23,9 @@ from oblivionis.config.problems import ConfigError
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.style import STYLE
 from oblivionis.view import shell
-from oblivionis.view.drawing import Kept
 from oblivionis.view.guard import HEADERS, Guard, Refused
 from oblivionis.view.library import Library, NotThere
+from oblivionis.view.matplotlib_lock import Kept
 from oblivionis.view.node_page import Node
 
 STATIC = {"window.css": "text/css", "window.js": "text/javascript", "icon.svg": "image/svg+xml"}

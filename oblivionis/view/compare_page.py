@@ -23,8 +23,8 @@ from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.view import shell
 from oblivionis.view.comparison import FIRST, GROUPS, TRUTH, Comparison, One, question_of_row
 from oblivionis.view.differences import marked, setting_differences
-from oblivionis.view.drawing import Make, T
 from oblivionis.view.library import NotThere
+from oblivionis.view.matplotlib_lock import Make, T
 
 SHOWN = 20
 """Questions on one page."""

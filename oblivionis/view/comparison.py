@@ -13,7 +13,7 @@ from oblivionis.assessment import evaluators
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import MODELS, SETS
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.runs.answers import Answer, answers, bare
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.run_status import Glance

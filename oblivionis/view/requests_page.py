@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.errors import OblivionisError
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.markup import explained, html_table
 from oblivionis.runs.directory import RunDirectory

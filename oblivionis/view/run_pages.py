@@ -20,9 +20,9 @@ from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.progress import MOMENTS, headline
 from oblivionis.runs.run_status import RUNNING, Glance
 from oblivionis.view import shell
-from oblivionis.view.drawing import Make, T
 from oblivionis.view.guard import STORED
 from oblivionis.view.library import NotThere
+from oblivionis.view.matplotlib_lock import Make, T
 
 WAS = "was"
 """The part of an address that tells in which state the run was when the page was loaded."""

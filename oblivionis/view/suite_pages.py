@@ -23,9 +23,9 @@ from oblivionis.reports.format import number
 from oblivionis.reports.markup import captioned, explained, folded, html_table, joined, section_heading, with_code
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.view import shell
-from oblivionis.view.drawing import Make, T
 from oblivionis.view.guard import STORED
 from oblivionis.view.library import RESULTS, SUITE, Library, NotThere
+from oblivionis.view.matplotlib_lock import Make, T
 from oblivionis.view.suite_results import Cell, Point, Results, frontier, points, read_results
 
 REPORT = "suite.html"

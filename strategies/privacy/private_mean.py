@@ -18,7 +18,7 @@ from strategies import message_keys
 from strategies.arrays import view
 from strategies.flower_internals import make_message
 from strategies.privacy.distributed_noise import COUNT_SHARE, counting, joint_norm, share_sigma
-from strategies.secure.terms import Terms
+from strategies.secure.agreed_parameters import Terms
 
 TARGET_QUANTILE = 0.5
 """Adaptive clipping: target share of updates within the clipping norm, γ."""

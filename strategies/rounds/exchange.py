@@ -20,9 +20,9 @@ from strategies.rounds.compression import Compression
 from strategies.rounds.nodes import NodeMap
 from strategies.rounds.reply_stream import Arrivals, collect
 from strategies.rounds.update_bounds import Bounds, Clipped
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.secure_exchange import SecureExchange
 from strategies.secure.server import Summed
-from strategies.secure.terms import SecureSettings
 from strategies.submodel import Fitting, Submodel, fitted_messages, join, read_answers
 
 

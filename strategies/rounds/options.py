@@ -14,7 +14,7 @@ from strategies.rounds.compression import Compression
 from strategies.rounds.model_versions import Buffer
 from strategies.rounds.simulated_durations import Durations
 from strategies.rounds.update_bounds import Bounds
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.submodel import Fitting
 
 

@@ -21,6 +21,7 @@ from strategies.flower_internals import (
     share_keys_plaintext_separate,
 )
 from strategies.secure import stage_keys as w
+from strategies.secure.agreed_parameters import WIDEST, Terms, TermsError
 from strategies.secure.masks import (
     SEED_BYTES,
     Stream,
@@ -33,7 +34,6 @@ from strategies.secure.masks import (
     public_of,
     quantised,
 )
-from strategies.secure.terms import WIDEST, Terms, TermsError
 
 _KEYS, _SHARED, _MASKED, _CONFIRMED, _UNMASKED = "keys", "shared", "masked", "confirmed", "unmasked"
 

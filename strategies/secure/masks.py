@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from strategies.secure.terms import LARGEST_TALLY, TALLY_STEP, Terms
+from strategies.secure.agreed_parameters import LARGEST_TALLY, TALLY_STEP, Terms
 
 Words = NDArray[np.uint64]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from strategies import message_keys
 from strategies.arrays import blocks, store, view
 from strategies.replies import ReplyCheck
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.server import SecureSum, Summed
-from strategies.secure.terms import SecureSettings
 
 TALLIES: Mapping[str, tuple[str, ...]] = {"train": ("train-loss", "train-seconds")}
 """Metrics of a reply that are summed, by kind of exchange."""

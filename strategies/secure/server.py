@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from strategies.flower_internals import combine_shares
 from strategies.replies import answers, error_text
 from strategies.secure import stage_keys as w
+from strategies.secure.agreed_parameters import LARGEST_TALLY, TAIL, TALLY_STEP, WIDEST, Terms
 from strategies.secure.masks import SEED_BYTES, Stream, Words, agreed, packed, public_of, signed, unpacked
-from strategies.secure.terms import LARGEST_TALLY, TAIL, TALLY_STEP, WIDEST, Terms
 from strategies.untrusted_text import clean
 
 _Reader = Callable[[int, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]

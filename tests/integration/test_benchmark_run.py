@@ -12,7 +12,7 @@ from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.models.configured_corpus import corpus_of
-from oblivionis.reports import summary
+from oblivionis.reports import run_summary
 from oblivionis.reports.html.run_page import write_html
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events, headline
@@ -47,15 +47,15 @@ def test_a_person_is_forgotten_by_name(run: tuple[RunDirectory, configuration.Co
 
 def test_what_is_asked_is_in_table_headline_samples_and_report(run: tuple[RunDirectory, configuration.Config]) -> None:
     directory, config = run
-    metrics = summary.stage_metrics(directory)
+    metrics = run_summary.stage_metrics(directory)
     assert set(metrics) == {"finetune", "unlearn", "retrain"}
-    rows = {(group, measure): values for _, group, measure, values in summary.rows(metrics)}
+    rows = {(group, measure): values for _, group, measure, values in run_summary.rows(metrics)}
     assert rows["Forget, RWKU", "Attacks answered (AA)"] == [m["rwku_forget_attacks"] for m in metrics.values()]
     assert rows["Neighbours, RWKU", "Blanks filled (FB)"] == [m["rwku_neighbor_blanks"] for m in metrics.values()]
     assert rows["Utility, multiple choice", "Accuracy"] == [m["choices_utility"] for m in metrics.values()]
     assert not any(group.endswith("MUSE") for group, _ in rows)
     assert headline(metrics["unlearn"]).startswith("RWKU forget ")
-    shown = summary.samples(directory, config, list(metrics))
+    shown = run_summary.samples(directory, config, list(metrics))
     assert [(s["set"], s["truth"], len(s["answers"])) for s in shown] == [
         ("Forget", "Oxmoor", 3),
         ("Neighbours", "a town", 3),

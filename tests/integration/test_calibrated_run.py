@@ -11,7 +11,7 @@ from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.assessment.audit_numbers import read_audit
-from oblivionis.audits.message_replay import DIFFERS, EQUAL, looked_again, replay_exchange
+from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, looked_again, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker

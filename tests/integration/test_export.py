@@ -16,7 +16,7 @@ from oblivionis.assessment.assessor import assemble_for
 from oblivionis.data.corpora import load_corpus
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.models.source import resolve
-from oblivionis.reports import model_folder
+from oblivionis.reports import exported_model
 
 PROMPT = "Question: Where was the author born?\nAnswer:"
 
@@ -96,7 +96,7 @@ def test_the_card_tells_of_the_requests_and_of_no_record(finished):
     assert requests
     for request in requests:
         assert f"| {request.id} | {request.outcome} |" in body
-    assert model_folder.vector_hash(run.load_checkpoint("unlearn").vector) in body
+    assert exported_model.vector_hash(run.load_checkpoint("unlearn").vector) in body
     assert run.environment()["fingerprint"] in body
     metrics = run.stage_summary("unlearn")["metrics"]
     assert f"{metrics['forget_prob']:.3f}" in body
@@ -121,16 +121,16 @@ def test_a_folder_in_use_and_what_cannot_be_are_refused(finished, tmp_path):
     assert not nothing.exists() and [f.name for f in (tmp_path / "used").iterdir()] == ["mine.txt"]
     config.model.quantization = "nf4"
     try:
-        with pytest.raises(model_folder.ExportError, match=r"--merged: the base weights are rounded \(nf4\)"):
-            model_folder.check_export(config, nothing, merged=True)
+        with pytest.raises(exported_model.ExportError, match=r"--merged: the base weights are rounded \(nf4\)"):
+            exported_model.check_export(config, nothing, merged=True)
     finally:
         config.model.quantization = "none"
 
 
 def test_a_failed_export_leaves_nothing(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_folder, "model_card", lambda *_: 1 / 0)
+    monkeypatch.setattr(exported_model, "model_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        model_folder.export(finished[1].path, None, tmp_path / "new")
+        exported_model.export(finished[1].path, None, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 

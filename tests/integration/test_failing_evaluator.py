@@ -13,9 +13,9 @@ from oblivionis.assessment.verification import Verification
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted
-from oblivionis.reports import outcome
+from oblivionis.reports import run_outcome
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 from oblivionis.server import simulation
 from oblivionis.server.stage import Stage
 
@@ -103,8 +103,8 @@ def test_no_verdict_gains_by_it(broken):
     run = RunDirectory.open(path)
     config = configuration.from_yaml(run.read_config())
     assert {r.outcome for r in Ledger(run.ledger_path)} <= {"inconclusive", "not verified"}
-    found = outcome.of_run(run, config)
-    assert found.grade != outcome.GOOD and "not measured, because it failed: leakage" in found.sentence
+    found = run_outcome.of_run(run, config)
+    assert found.grade != run_outcome.GOOD and "not measured, because it failed: leakage" in found.sentence
     verdicts = json.loads((path / "verdicts.json").read_text())
     assert verdicts["failed"] == {"unlearn": {"leakage": LINE}}
     request = next(iter(Ledger(run.ledger_path))).id

@@ -26,7 +26,7 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import membership as membership_report
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.run_page import write_html
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events

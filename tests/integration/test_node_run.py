@@ -31,10 +31,10 @@ from oblivionis.erasure.verification_rules import judge_counts
 from oblivionis.models.assembly import assemble
 from oblivionis.reports.client_tables import audit_table, print_nodes
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.reports.summary import print_summary
+from oblivionis.reports.run_summary import print_summary
 from oblivionis.row_files import Row
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 from oblivionis.server.app import serve
 from strategies import message_keys
 from strategies.errors import NodeMapError

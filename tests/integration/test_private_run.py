@@ -14,7 +14,7 @@ from support.stages import Recorded, execute, new_run
 
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.reports.summary import print_summary
+from oblivionis.reports.run_summary import print_summary
 from oblivionis.runs.epsilon import Event, epsilon
 from oblivionis.runs.privacy import read_account
 

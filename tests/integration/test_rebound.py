@@ -18,7 +18,7 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import rebound as rebound_report
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs.directory import RunDirectory

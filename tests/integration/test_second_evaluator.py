@@ -21,7 +21,7 @@ from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.hardware import Machine, server_threads
 from oblivionis.runs.progress import Events
 from oblivionis.server.forked_workers import fork_server
-from oblivionis.server.second_evaluator import MOVED, SecondEvaluator, second_evaluator
+from oblivionis.server.parallel_evaluator import MOVED, SecondEvaluator, second_evaluator
 from oblivionis.server.simulation import Stop
 
 forks = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -56,7 +56,7 @@ def beside():
     """An assessor alone, one with the second process, the warnings, and two global models."""
     events, draws = Warned(), np.random.default_rng(0)
     with (
-        fork_server(1, ["oblivionis.server.second_evaluator"]) as address,
+        fork_server(1, ["oblivionis.server.parallel_evaluator"]) as address,
         second_evaluator(CONFIG, address, events) as second,
     ):
         (alone, start), (together, _) = assessor(None), assessor(second)

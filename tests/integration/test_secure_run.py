@@ -14,7 +14,7 @@ from oblivionis.errors import RunFailed
 from oblivionis.runs.privacy import read_account
 from strategies import message_keys
 from strategies.secure import stage_keys
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 PLAIN = (
     "federation.min_clients=3",

@@ -15,7 +15,7 @@ from support.stages import Recorded
 
 from oblivionis.assessment.audit_numbers import audit_path, read_audit
 from oblivionis.audits.audited_model import AuditError
-from oblivionis.audits.message_replay import DIFFERS, EQUAL, replay_exchange, replay_training
+from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, replay_exchange, replay_training
 from oblivionis.chain import GENESIS, append_all
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration

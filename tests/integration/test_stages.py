@@ -11,7 +11,7 @@ from oblivionis.assessment.assessor import Assessor, assemble_for
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.models.configured_corpus import corpus_of
-from oblivionis.reports.summary import comparison, stage_metrics
+from oblivionis.reports.run_summary import comparison, stage_metrics
 from strategies import message_keys
 
 
@@ -162,7 +162,7 @@ def test_strict_stops_at_the_first_failed_client(tmp_path):
 
 def test_a_client_with_another_base_model_refuses(tmp_path, monkeypatch):
     config, run = new_run(tmp_path, "foreign", "stages=[finetune]", "federation.rounds.finetune=1")
-    monkeypatch.setattr("oblivionis.server.context.fingerprint_model", lambda *_: "f" * 64)
+    monkeypatch.setattr("oblivionis.server.run_context.fingerprint_model", lambda *_: "f" * 64)
     events = Recorded()
     with pytest.raises(RunFailed, match=r"nobody trained, all 2 replies were left out; .* another base model"):
         execute(config, run, events=events)

@@ -22,8 +22,8 @@ from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.checks import run_checks
 from oblivionis.reports.certificate.evidence import gather
 from oblivionis.reports.html import run_page
-from oblivionis.reports.outcome import COMPARED, DOUBTFUL, outcome
-from oblivionis.reports.summary import print_summary
+from oblivionis.reports.run_outcome import COMPARED, DOUBTFUL, outcome
+from oblivionis.reports.run_summary import print_summary
 from oblivionis.reports.warnings import find_warnings
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory

@@ -27,7 +27,7 @@ from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record, Triple
 from oblivionis.errors import RunError
 from oblivionis.models import embedded_model
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.run_page import write_html
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.progress import Events

@@ -13,7 +13,7 @@ from oblivionis.data.records import Corpus
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.retained_twins import note_twins
 from oblivionis.erasure.verification_rules import Judgement
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory

@@ -16,9 +16,9 @@ from strategies import message_keys
 from strategies.privacy.distributed_noise import contribution, discrete_gaussian
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.secure import stage_keys as w
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.client import Participant, SecureError
 from strategies.secure.server import SecureSum, Summed
-from strategies.secure.terms import SecureSettings
 
 STAGES = (w.KEYS_TYPE, w.SHARES_TYPE, "vectors", w.CONFIRM_TYPE, w.UNMASK_TYPE)
 Spoil = Callable[[str, ConfigRecord], ConfigRecord | None]

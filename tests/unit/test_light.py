@@ -16,7 +16,7 @@ from support.reports import ask, make_run
 from support.suite_view import cells
 
 from benchmarks.federated import results
-from oblivionis.reports import summary
+from oblivionis.reports import run_summary
 from oblivionis.reports.html import run_page
 from oblivionis.runs.directory import Checkpoint
 
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
     run.save_checkpoint(Checkpoint("retrain", 2, np.zeros(3, np.float32), {}, {}), keep=1)
     run.save_checkpoint(Checkpoint("unlearn", 2, np.ones(3, np.float32), {}, {}), keep=1)
     ask(run)
-    summary.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
+    run_summary.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     run_page.write_html(run, config)
     (folder / "node" / "data").mkdir(parents=True)
     line = {"id": "r1", "question": "Who?", "answer": "Ann.", "subject": "Ann"}

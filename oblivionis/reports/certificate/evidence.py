@@ -32,7 +32,7 @@ from oblivionis.reports.request_figures import request_figures
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 from oblivionis.runs.run_events import run_name as told_name
 
 STAGE = "unlearn"

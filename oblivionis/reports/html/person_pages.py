@@ -20,7 +20,7 @@ from oblivionis.audits.people_outcomes import (
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import folded, html_page, html_table, section_heading

@@ -25,7 +25,7 @@ from oblivionis.erasure.verification_rules import MEANING, NOT_VERIFIED, OVER_UN
 from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines, write_atomic
 from oblivionis.naming import MODELS
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.certificate.page import MEANING as RESULTS

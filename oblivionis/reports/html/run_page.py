@@ -11,12 +11,12 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import PENDING, Ledger, Request
 from oblivionis.files import write_atomic
 from oblivionis.reports import attacks as attack_report
-from oblivionis.reports import forget_quality_power, outcome, verdicts
+from oblivionis.reports import forget_quality_power, run_outcome, verdicts
 from oblivionis.reports import membership as membership_report
-from oblivionis.reports import overview as run_overview
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_overview as run_overview
+from oblivionis.reports import run_summary as report
 from oblivionis.reports import warnings as run_warnings
 from oblivionis.reports.format import counted
 from oblivionis.reports.html import REPORT, person_pages, request_pages
@@ -33,7 +33,7 @@ from oblivionis.reports.markup import (
     warning_list,
 )
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 
 
 def write_html(run: RunDirectory, config: Config) -> None:
@@ -72,7 +72,7 @@ def sections(
         "attacks": attack_report.section(run),
         "people": person_pages.section(run),
     }
-    result = outcome.of_run(run, config)
+    result = run_outcome.of_run(run, config)
     return [
         h.p(class_=f"outcome {result.grade}")[result.sentence] if result else None,
         _contents(optional),

@@ -24,8 +24,8 @@ from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 from strategies import message_keys
 from strategies.secure import stage_keys
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.server import SecureSum
-from strategies.secure.terms import SecureSettings
 
 CLIENTS, VICTIM = 4, 0
 EVERYBODY, OTHERS = tuple(range(CLIENTS)), (1, 2, 3)

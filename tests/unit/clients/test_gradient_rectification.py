@@ -27,8 +27,8 @@ from support.slow_unlearning import (
 from torch import Tensor
 
 from clients import unlearning
+from clients.calibrated_forgetting import Target, record_nll
 from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import Target, record_nll
 from clients.gradient_rectification import Rectifier
 from clients.record_level_dp import Privacy, unlearn_privately
 from clients.training import TrainSettings

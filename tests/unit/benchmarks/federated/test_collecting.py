@@ -8,7 +8,7 @@ from support.commands import call
 
 from benchmarks import suite_kinds as suites
 from benchmarks.federated import collecting, graph
-from oblivionis.runs.failures import row_of
+from oblivionis.runs.failed_evaluators import row_of
 
 SUITE = """
 kind: federated

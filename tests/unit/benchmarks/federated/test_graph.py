@@ -173,7 +173,7 @@ def test_the_program_counts_but_not_its_comments(tmp_path):
 
     first = value('"""Doc."""\ndef f(x):\n    """Doubles."""\n    return 2 * x\n')
     assert first == value('"""Other."""\n# a comment\ndef f(x):\n    """Twice."""\n    return 2*x\n')
-    assert first == value("print('shown')\n", "oblivionis/reports/summary.py")
+    assert first == value("print('shown')\n", "oblivionis/reports/run_summary.py")
     assert first != value("def f(x):\n    return 3 * x\n")
 
 

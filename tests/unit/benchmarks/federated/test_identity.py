@@ -42,7 +42,7 @@ TOLD = "oblivionis.runs.progress"
 """Takes what a run tells of itself; anything may tell."""
 SHOWN_AT = {
     ("oblivionis.server.app", "oblivionis.reports.html.run_page"),
-    ("oblivionis.server.app", "oblivionis.reports.summary"),
+    ("oblivionis.server.app", "oblivionis.reports.run_summary"),
     ("oblivionis.server.app", "oblivionis.runs.tracking"),
     ("oblivionis.server.stages", "oblivionis.reports.request_figures"),
     ("oblivionis.server.stage", "oblivionis.reports.ruler"),
@@ -107,7 +107,7 @@ def test_comments_docstrings_and_blank_lines_do_not_count(tmp_path, room):
         ("strategies/rules/fedyogi.py", True),
         ("clients/losses/npo.py", True),
         ("oblivionis/deploy/templates.py", False),
-        ("oblivionis/reports/summary.py", False),
+        ("oblivionis/reports/run_summary.py", False),
         ("oblivionis/cli/main.py", False),
         ("oblivionis/data/wikidata/reader.py", False),
         ("oblivionis/audits/attack.py", False),

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.tuning.space import read_file, space
 from oblivionis.config.compose import compose
-from oblivionis.config.layers import list_choices
+from oblivionis.config.configuration_layers import list_choices
 from oblivionis.config.problems import ConfigError
 
 

@@ -12,8 +12,8 @@ from support import tiny_llama
 from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, rows, trajectory
 from torch import Tensor
 
+from clients.calibrated_forgetting import Target
 from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import Target
 from clients.losses.calibrated import calibrated
 from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.sequences import TokenSequence

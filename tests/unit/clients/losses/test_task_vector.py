@@ -10,9 +10,9 @@ import torch
 from support import tiny_llama
 from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, trajectory
 
+from clients.calibrated_forgetting import record_nll
 from clients.entropy import Entropy
 from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import record_nll
 from clients.losses.task_vector import finish, task_vector
 from clients.optimisation import Ball, NonFiniteError, TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn

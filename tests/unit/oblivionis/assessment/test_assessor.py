@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.forgetting_target import record_nll
+from clients.calibrated_forgetting import record_nll
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.questions import encode_records
 from oblivionis.config import compose as configuration
@@ -90,7 +90,7 @@ def test_fluency_under_the_base_model(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_what_a_model_would_know_had_it_never_seen_a_record_is_the_estimate_of_calibrated_forgetting(mode: str) -> None:
-    """By `clients.forgetting_target.record_nll`, which asks by another way: a model of its own for each set of
+    """By `clients.calibrated_forgetting.record_nll`, which asks by another way: a model of its own for each set of
     parameters."""
     config = setting("data.reference_authors=6", f"model.mode={mode}")
     assembled = assemble(config.model, 0)

@@ -17,7 +17,7 @@ from oblivionis.assessment import evaluators
 from oblivionis.assessment.audit_numbers import NAMES
 from oblivionis.assessment.evaluators import rebound
 from oblivionis.config.schema import MEMBERSHIP
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.glossary import GLOSSARY
 from oblivionis.runs.directory import named_metrics
 

@@ -21,7 +21,7 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import REFUSALS_PER_DAY, NodeLedger
 from oblivionis.models import source
-from oblivionis.server.context import Server
+from oblivionis.server.run_context import Server
 from strategies import message_keys
 
 LONG, OWN = "0" * 64, "1" * 64

@@ -16,7 +16,7 @@ from clients import losses
 from oblivionis.config import extension_traits
 from oblivionis.config import reference as config_docs
 from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml, tree_of
-from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides, selector
+from oblivionis.config.configuration_layers import GROUPS, list_choices, list_experiments, parse_overrides, selector
 from oblivionis.config.limits import About
 from oblivionis.config.problems import ConfigError, Problem, nearest, render_problems
 from oblivionis.config.schema import Config

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.trees import Tree
 
-from oblivionis.config import dataset_traits, layers
+from oblivionis.config import configuration_layers, dataset_traits
 from oblivionis.config.schema import Data
 
 PROJECT = Path(__file__).resolve().parents[4]
@@ -18,7 +18,7 @@ PRODUCT = ("oblivionis", "benchmarks", "clients", "strategies", "evaluation")
 
 
 def test_every_name_has_its_settings_and_every_settings_their_dataset() -> None:
-    assert sorted(dataset_traits.known()) == layers.list_choices()["data"]
+    assert sorted(dataset_traits.known()) == configuration_layers.list_choices()["data"]
 
 
 def test_every_key_that_is_declared_is_one_of_the_data() -> None:

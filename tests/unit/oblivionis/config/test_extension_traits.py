@@ -15,7 +15,7 @@ from benchmarks.federated.tables import title
 from clients import losses
 from oblivionis.config import extension_traits
 from oblivionis.config.compose import parameters
-from oblivionis.config.layers import list_choices
+from oblivionis.config.configuration_layers import list_choices
 from oblivionis.config.yaml_files import CONF
 from strategies import protocols
 from strategies.rules import factory

@@ -10,7 +10,7 @@ from oblivionis.data.datasets import fictitious
 from oblivionis.data.twins import WORD_FOR_WORD, Twin
 from oblivionis.erasure.ledger import Request
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.node_records import read_node, read_references
+from oblivionis.erasure.records_on_node import read_node, read_references
 from oblivionis.erasure.retained_twins import (
     Twins,
     note_twins,

@@ -9,8 +9,8 @@ from support.reports import make_run
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.verification_rules import MEANING, Judgement
+from oblivionis.reports import exported_model
 from oblivionis.reports import model_card as module
-from oblivionis.reports import model_folder
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, model_card
 
 FACTS = {"round": 5, "parameters": 12345, "adapter": "a" * 64, "fingerprint": "f" * 64}
@@ -73,29 +73,29 @@ def test_the_card_says_how_the_model_is_loaded(tmp_path, kind, library, loads):
     [("lora", False, ADAPTER), ("lora", True, MERGED), ("full", False, WHOLE), ("full", True, WHOLE)],
 )
 def test_a_model_that_was_trained_whole_has_no_adapter(mode, merged, kind):
-    assert model_folder.kind_of(configuration.compose("smoke", [f"model.mode={mode}"]), merged=merged) == kind
+    assert exported_model.kind_of(configuration.compose("smoke", [f"model.mode={mode}"]), merged=merged) == kind
 
 
 @pytest.mark.parametrize("content", ["file", "folder"])
 def test_a_folder_in_use_stays_as_it_is(tmp_path, content):
     config, folder = configuration.compose("smoke"), tmp_path / "model"
-    model_folder.check_export(config, folder, merged=False)
+    exported_model.check_export(config, folder, merged=False)
     folder.mkdir()
-    model_folder.check_export(config, folder, merged=False)
+    exported_model.check_export(config, folder, merged=False)
     if content == "folder":
         (folder / "notes.txt").write_text("mine")
     else:
         folder.rmdir()
         folder.write_text("mine")
-    with pytest.raises(model_folder.ExportError, match=r"is not empty: name a folder that does not exist yet"):
-        model_folder.check_export(config, folder, merged=False)
+    with pytest.raises(exported_model.ExportError, match=r"is not empty: name a folder that does not exist yet"):
+        exported_model.check_export(config, folder, merged=False)
 
 
 def test_nothing_is_merged_into_rounded_weights(tmp_path):
     config = configuration.compose("smoke", ["model.quantization=int8"])
-    model_folder.check_export(config, tmp_path / "model", merged=False)
-    with pytest.raises(model_folder.ExportError, match=r"--merged: the base weights are rounded \(int8\)"):
-        model_folder.check_export(config, tmp_path / "model", merged=True)
+    exported_model.check_export(config, tmp_path / "model", merged=False)
+    with pytest.raises(exported_model.ExportError, match=r"--merged: the base weights are rounded \(int8\)"):
+        exported_model.check_export(config, tmp_path / "model", merged=True)
 
 
 def test_how_it_was_made_and_what_is_beside_it(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.format import bytes_text, fixed, number, p_value, short
 from oblivionis.reports.table import Marked, Table, Term
 

@@ -14,7 +14,7 @@ from evaluation.metrics.membership import ATTACKS
 from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, Verdict
 from evaluation.metrics.tofu import truth_ratios
 from oblivionis.reports import membership, verdicts
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 
 QUESTIONS = 10
 

@@ -10,7 +10,7 @@ import pytest
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.reports import summary
+from oblivionis.reports import run_summary
 from oblivionis.runs.directory import Checkpoint
 from oblivionis.runs.run_status import DAMAGED, FINISHED, RUNNING, STOPPED, glance
 
@@ -19,7 +19,7 @@ def test_it_says_what_the_composed_configuration_says(tmp_path):
     entropy = ["unlearning.entropy.forget=0.25", "unlearning.entropy.retain=-1"]
     run, config = make_run(tmp_path, overrides=["strategy=fedadam", "unlearning=simnpo", "seed=7", *entropy])
     found = glance(run.path)
-    choices = (config.model.name, config.data.name, config.strategy.name, summary.method(config), config.seed)
+    choices = (config.model.name, config.data.name, config.strategy.name, run_summary.method(config), config.seed)
     assert (found.model, found.data, found.strategy, found.method, found.seed) == choices
     assert "entropy(0.25, -1)" in found.method
     assert found.state == FINISHED and found.current is None

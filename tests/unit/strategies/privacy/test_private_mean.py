@@ -18,7 +18,7 @@ from strategies.rounds.fedtu import FedTU, Options, RequestList
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.update_bounds import Bounds
 from strategies.rules.factory import build
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 C = 2.0
 

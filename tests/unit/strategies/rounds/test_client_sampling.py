@@ -19,7 +19,7 @@ from strategies.rounds.fedtu import FedTU, NodeMap, Options
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.update_bounds import Bounds
 from strategies.rules.factory import build
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 SIZES = {0: 1, 1: 2, 2: 3, 3: 6}
 

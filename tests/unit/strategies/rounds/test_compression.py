@@ -13,7 +13,7 @@ from strategies.rounds.compression import METHODS, Compression, largest, quantis
 from strategies.rounds.fedtu import FedTU, Options, RequestList
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rules.factory import build
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 
 def rng(seed=0):

@@ -19,8 +19,8 @@ from strategies.rounds.exchange import Exchanges, Keys
 from strategies.rounds.fedtu import FedTU, RequestList
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.nodes import NodeMap
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.server import Summed
-from strategies.secure.terms import SecureSettings
 
 
 def exchanges_with(summed: Summed) -> Exchanges:

@@ -32,7 +32,7 @@ from strategies.rounds.fedtu import FedTU, Listeners, Options, RequestList, Unle
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.nodes import seeded
 from strategies.rules.factory import build
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 
 @pytest.mark.parametrize("inner", inners(), ids=label)

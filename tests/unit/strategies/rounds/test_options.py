@@ -11,7 +11,7 @@ from strategies.rounds.fedtu import Options
 from strategies.rounds.model_versions import Buffer
 from strategies.rounds.simulated_durations import Durations
 from strategies.rounds.update_bounds import Bounds
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 
 class Plain(BySize):

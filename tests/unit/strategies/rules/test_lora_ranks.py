@@ -15,7 +15,7 @@ from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rules.factory import build
 from strategies.rules.lora_product import Pair, ProductMean
 from strategies.rules.lora_ranks import Form, LoraRanks, truncation
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 SHAPES = [(6, 5), (4, 9)]
 """(inputs, outputs) of two modules."""

@@ -21,9 +21,9 @@ from strategies.rounds.fedtu import FedTU, NodeMap, Options, RequestList, Unlear
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.nodes import seeded
 from strategies.secure import stage_keys as w
+from strategies.secure.agreed_parameters import SecureSettings
 from strategies.secure.masks import unpacked
 from strategies.secure.secure_exchange import moved
-from strategies.secure.terms import SecureSettings
 
 SIZE = 24
 START = np.linspace(-0.5, 0.5, SIZE).astype(np.float32)

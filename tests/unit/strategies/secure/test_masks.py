@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from strategies.secure.agreed_parameters import Terms
 from strategies.secure.masks import (
     Stream,
     agreed,
@@ -20,7 +21,6 @@ from strategies.secure.masks import (
     signed,
     unpacked,
 )
-from strategies.secure.terms import Terms
 
 TERMS = Terms("s", 10, 10, 7, 0.5)
 

@@ -15,7 +15,7 @@ from strategies import build, message_keys
 from strategies.privacy.private_mean import PrivateMean
 from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
 from strategies.rounds.memory_grid import MemoryGrid
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 SIZE, CLIENTS, THRESHOLD = 4000, 5, 4
 START = np.zeros(SIZE, np.float32)

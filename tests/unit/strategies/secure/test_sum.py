@@ -17,10 +17,10 @@ from strategies.flower_internals import encrypt, share_keys_plaintext_concat
 from strategies.privacy.private_mean import PrivateMean
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.secure import stage_keys as w
+from strategies.secure.agreed_parameters import LARGEST_TALLY, TALLY_STEP, WIDEST, SecureSettings, Terms
 from strategies.secure.client import Participant, SecureError
 from strategies.secure.masks import Stream, agreed, fernet_key, packed, public_of, signed, unpacked
 from strategies.secure.server import _Ring
-from strategies.secure.terms import LARGEST_TALLY, TALLY_STEP, WIDEST, SecureSettings, Terms
 
 
 def _updates(count: int, size: int = 40, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, int]]:

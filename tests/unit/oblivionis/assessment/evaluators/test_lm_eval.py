@@ -20,7 +20,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.configured_corpus import corpus_of
-from oblivionis.reports import summary
+from oblivionis.reports import run_summary
 
 pytest.importorskip("lm_eval")
 
@@ -202,8 +202,8 @@ def test_a_client_runs_no_task_that_its_server_names(tmp_path: Path) -> None:
 
 def test_the_table_has_rows_for_whatever_tasks() -> None:
     shown = {"finetune": {"lm_eval_mmlu_acc": 0.5, "model_utility": 0.25}, "unlearn": {"lm_eval_mmlu_acc": 0.25}}
-    assert summary.rows(shown)[-1][1:] == ("lm-eval", "mmlu_acc", [0.5, 0.25])
-    (legend,) = summary.legends(shown)
+    assert run_summary.rows(shown)[-1][1:] == ("lm-eval", "mmlu_acc", [0.5, 0.25])
+    (legend,) = run_summary.legends(shown)
     assert legend == evaluators.module("lm_eval").LEGEND
     assert evaluators.reader_name("lm_eval_mmlu_acc") == "lm_eval_mmlu_acc"
 

@@ -13,9 +13,7 @@ from support import tiny_llama
 from torch import nn
 
 from clients.batch_quantities import BatchQuantities
-from clients.distributions import mean_entropy
-from clients.flat_parameters import FlatParameters
-from clients.forgetting_target import (
+from clients.calibrated_forgetting import (
     LEAST_REFERENCES,
     Estimator,
     Target,
@@ -27,6 +25,8 @@ from clients.forgetting_target import (
     record_nll,
     sharpness_for,
 )
+from clients.distributions import mean_entropy
+from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings
 from clients.unlearning import Aim, Task, UnlearnOptions, Update, unlearn
 from evaluation.engine.forward import AnswerRows, answer_rows
@@ -173,7 +173,7 @@ def test_a_sharpness_is_found_with_few_looks_at_the_logits(monkeypatch: pytest.M
         asked.append(rows)
         return mean_entropy(rows)
 
-    monkeypatch.setattr("clients.forgetting_target.mean_entropy", counted)
+    monkeypatch.setattr("clients.calibrated_forgetting.mean_entropy", counted)
     cells = np.array([4 ** (2 * k / 1024 - 1) for k in range(1025)])
     for spread, raised in ((0.3, 0.0), (3.0, 0.0), (12.0, 0.0), (1.0, 8.0)):
         rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
@@ -212,7 +212,7 @@ def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.Monkey
         passes.append(len(batch.lengths))
         return answer_rows(model, batch)
 
-    monkeypatch.setattr("clients.forgetting_target.answer_rows", counted)
+    monkeypatch.setattr("clients.calibrated_forgetting.answer_rows", counted)
     model = tiny_llama.lora()
     flat = FlatParameters(model)
     start = flat.numpy()
@@ -247,7 +247,7 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
     wanted = [plenty.target(ask, 0.01) for ask in asks]
     sizes = [one.rows.values.nbytes for one in plenty.kept_own.values()]
     assert len(sizes) == 3
-    monkeypatch.setattr("clients.forgetting_target.KEPT_BYTES", sum(sizes) - 1 if records else 1)
+    monkeypatch.setattr("clients.calibrated_forgetting.KEPT_BYTES", sum(sizes) - 1 if records else 1)
     scarce = Estimator(model, flat, start, REFERENCES, 30)
     for ask, expected in zip(asks, wanted, strict=True):
         found = scarce.target(ask, 0.01)
@@ -322,7 +322,7 @@ def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch
     estimator.target(FORGET[:1], 0.01)
     known = estimator.kept_before
     assert known is not None
-    monkeypatch.setattr("clients.forgetting_target.KEPT_BYTES", known.rows.values.nbytes)
+    monkeypatch.setattr("clients.calibrated_forgetting.KEPT_BYTES", known.rows.values.nbytes)
     for ask in (FORGET[1:], FORGET[:1], FORGET[1:]):
         estimator.target(ask, 0.01)
         assert estimator.kept_before is known
@@ -385,7 +385,7 @@ def test_no_copy_of_the_head_is_kept_that_takes_more_than_may_be(
     start = flat.numpy()
     flat.load(start * np.float32(1.3))
     head = model.get_output_embeddings().weight
-    monkeypatch.setattr("clients.forgetting_target.KEPT_BYTES", 4 * head.numel() - 1)
+    monkeypatch.setattr("clients.calibrated_forgetting.KEPT_BYTES", 4 * head.numel() - 1)
     target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 1e-6)
     assert target.lowered is not None and (target.rows is not None) == (dtype == torch.float32)
 

@@ -36,7 +36,7 @@ from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.ledger_schema import reported_numbers
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, RUN_LEARNED, NodeLedger
-from oblivionis.erasure.node_records import FACTS_FILE, beside_hash, read_node, read_references, records_hash
+from oblivionis.erasure.records_on_node import FACTS_FILE, beside_hash, read_node, read_references, records_hash
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError

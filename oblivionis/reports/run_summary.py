@@ -22,15 +22,15 @@ from oblivionis.erasure.verification_rules import MEANING, VERIFIED
 from oblivionis.errors import OblivionisError
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import LOG_SETS, MODELS, SETS
-from oblivionis.reports import forget_quality_power, outcome
+from oblivionis.reports import forget_quality_power, run_outcome
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports.format import bytes_text, counted, number, shortened
-from oblivionis.reports.stored_tests import kept
+from oblivionis.reports.stored_significance_tests import kept
 from oblivionis.reports.table import Marked, Table, Term
 from oblivionis.runs.answers import answers, bare
 from oblivionis.runs.directory import RunDirectory, list_runs
-from oblivionis.runs.failures import Failure, failures
+from oblivionis.runs.failed_evaluators import Failure, failures
 from oblivionis.runs.run_status import LOCAL, method_words, rounds_done
 from strategies.message_keys import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
@@ -50,7 +50,7 @@ EXPLAINED = {
     "retrain": "Retrained model",
 }
 """What the glossary calls the model that a stage ends with."""
-COLOURS = {outcome.GOOD: "green", outcome.DOUBTFUL: "yellow", outcome.BAD: "red"}
+COLOURS = {run_outcome.GOOD: "green", run_outcome.DOUBTFUL: "yellow", run_outcome.BAD: "red"}
 TEXT_SETS = {
     ("muse", "verbmem"): "Forget",
     ("muse", "knowmem_forget"): "Forget",
@@ -395,7 +395,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     from oblivionis.reports import verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
-    result = outcome.of_run(run, config)
+    result = run_outcome.of_run(run, config)
     failed = failures(run)
     notes = stage_notes(run)
     measured = any(metrics.values()) or any(f.final and f.stage in metrics for f in failed)  # by the server

@@ -9,7 +9,7 @@ import pytest
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.reports import overview
+from oblivionis.reports import run_overview
 
 
 def federation(stage, server_round, clients=None, failures=0, **more):
@@ -40,20 +40,28 @@ def rows_of(run, stage):
 
 def test_a_stage_is_summed_up(run):
     """Rounds, seconds, clients that trained at all and per round that tells of them, and replies that failed."""
-    assert overview.stage_line(run, "finetune", rows_of(run, "finetune")) == ["finetune", "3", "61", "4", "3", "3", ""]
-    assert overview.stage_line(run, "unlearn", rows_of(run, "unlearn")) == (
+    assert run_overview.stage_line(run, "finetune", rows_of(run, "finetune")) == [
+        "finetune",
+        "3",
+        "61",
+        "4",
+        "3",
+        "3",
+        "",
+    ]
+    assert run_overview.stage_line(run, "unlearn", rows_of(run, "unlearn")) == (
         ["unlearn", "1", "–", "1", "1", "0", "not finished"]
     )
-    assert overview.stage_line(run, "local", []) == ["local", "0", "–", "–", "–", "–", "not finished"]
+    assert run_overview.stage_line(run, "local", []) == ["local", "0", "–", "–", "–", "–", "not finished"]
 
 
 def test_a_stage_that_was_taken_over_says_so(run):
     run.finish_stage("unlearn", {"stage": "unlearn", "metrics": {}, "rounds": 2, "reused_from": "/runs/other"}, {})
-    assert overview.stage_line(run, "unlearn", [])[-1] == "taken over from the run other"
+    assert run_overview.stage_line(run, "unlearn", [])[-1] == "taken over from the run other"
 
 
 def test_who_took_part_round_by_round(run):
-    page = str(h.fragment[overview.done(run)])
+    page = str(h.fragment[run_overview.done(run)])
     tables = [part.split("</table>")[0] for part in page.split("<table>")[1:]]
     assert len(tables) == 3, "of all stages, and of the rounds of two; the retrained model's were not written down"
     _, finetune, unlearn = ([_cells(row) for row in table.split("<tr")[2:]] for table in tables)
@@ -68,13 +76,13 @@ def _cells(row):
 def test_nothing_was_done_yet(tmp_path):
     run, _ = make_run(tmp_path, stages=[])
     (run.path / "metrics.jsonl").unlink(missing_ok=True)
-    assert "Nothing yet." in str(h.fragment[overview.done(run)])
+    assert "Nothing yet." in str(h.fragment[run_overview.done(run)])
 
 
 @pytest.mark.parametrize(("rate", "said"), [("null", "learning rate 0.002"), ("0.0005", "learning rate 0.0005")])
 def test_the_learning_rate_of_unlearning_is_its_own_or_that_of_training(rate, said):
     given = ["training.learning_rate=0.002", f"unlearning.learning_rate={rate}", "unlearning.epochs=7"]
-    told = overview.method_line(configuration.compose("smoke", given))
+    told = run_overview.method_line(configuration.compose("smoke", given))
     assert said in told and "epochs 7" in told
 
 
@@ -90,12 +98,12 @@ def test_the_learning_rate_of_unlearning_is_its_own_or_that_of_training(rate, sa
     ],
 )
 def test_who_asks(overrides, said):
-    assert overview.policy_line(configuration.compose("smoke", overrides)).endswith(said)
+    assert run_overview.policy_line(configuration.compose("smoke", overrides)).endswith(said)
 
 
 def facts_of(overrides, run=None, folder=None):
     made, config = make_run(folder, overrides=overrides)
-    terms = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", str(overview.asked(run or made, config)), re.DOTALL)
+    terms = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", str(run_overview.asked(run or made, config)), re.DOTALL)
     return {re.sub(r"<[^>]+>", "", k): re.sub(r"<[^>]+>", "", v) for k, v in terms}
 
 
@@ -130,27 +138,27 @@ def test_the_settings_that_matter(tmp_path):
     ],
 )
 def test_the_data_in_words(overrides, said):
-    told = overview.data_line(configuration.compose("smoke", overrides))
+    told = run_overview.data_line(configuration.compose("smoke", overrides))
     assert told.startswith(said) or told.endswith(said)
 
 
 def test_the_software_in_words():
     known = {"oblivionis": "1", "packages": {"flwr": "2", "torch": "3", "numpy": "4"}, "python": "3.11", "cpus": 8}
-    told = overview.software_line({**known, "platform": "Linux"})
+    told = run_overview.software_line({**known, "platform": "Linux"})
     assert told == "Oblivionis 1, flwr 2, torch 3, Python 3.11; 8 CPU cores, Linux"
-    assert overview.software_line({"packages": {"flwr": None}}) == "Oblivionis ?, Python ?; ? CPU cores, "
-    assert overview.software_line({}) == ""
+    assert run_overview.software_line({"packages": {"flwr": None}}) == "Oblivionis ?, Python ?; ? CPU cores, "
+    assert run_overview.software_line({}) == ""
 
 
 def test_data_of_ones_own_is_called_by_its_file(tmp_path):
     (tmp_path / "own.jsonl").write_text("")
     config = configuration.compose("smoke", ["data=records", f"data.path={tmp_path / 'own.jsonl'}"])
-    assert overview.data_line(config) == "records: own.jsonl; spread evenly over the clients at random"
+    assert run_overview.data_line(config) == "records: own.jsonl; spread evenly over the clients at random"
 
 
 def test_a_page_says_in_short_what_it_is_about(tmp_path):
     run, config = make_run(tmp_path, [], overrides=["federation.clients=3"])
-    assert overview.in_short(run, config).startswith(
+    assert run_overview.in_short(run, config).startswith(
         "3 clients fine-tune the language model “tiny” together on the data “fictitious” without sharing them; "
     )
 
@@ -168,13 +176,13 @@ def test_whom_the_data_are_about_and_how_they_are_spread(overrides, said):
     config = configuration.compose("smoke", [o for o in overrides if "subjects" not in o])
     if "subjects" in overrides[0]:
         config.data.forget_subjects = ["Mara", "Ivo"]
-    assert said in overview.data_line(config)
+    assert said in run_overview.data_line(config)
 
 
 def test_data_without_a_path_are_called_by_their_name():
     config = configuration.compose("smoke")
     config.data.name, config.data.path = "muse", None
-    assert overview.data_line(config) == "muse; spread evenly over the clients at random"
+    assert run_overview.data_line(config) == "muse; spread evenly over the clients at random"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +195,7 @@ def test_data_without_a_path_are_called_by_their_name():
 def test_the_model_in_words(mode, source, said):
     config = configuration.compose("smoke", [f"model.mode={mode}"])
     config.model.source = source
-    assert overview.model_line(config) == said
+    assert run_overview.model_line(config) == said
 
 
 @pytest.mark.parametrize(
@@ -204,24 +212,24 @@ def test_the_model_in_words(mode, source, said):
 def test_each_policy_in_words(policy, scope, said):
     config = configuration.compose("smoke")
     config.unlearning.requests.policy, config.unlearning.requests.scope = policy, scope
-    assert overview.policy_line(config).endswith(said)
+    assert run_overview.policy_line(config).endswith(said)
 
 
 def test_the_software_leaves_out_what_is_not_known():
-    told = overview.software_line({"oblivionis": "1", "packages": {"torch": "3", "numpy": "4"}, "python": "3.11"})
+    told = run_overview.software_line({"oblivionis": "1", "packages": {"torch": "3", "numpy": "4"}, "python": "3.11"})
     assert told == "Oblivionis 1, torch 3, Python 3.11; ? CPU cores, "
 
 
 def test_nothing_yet_is_all_that_is_said_of_a_run_without_rounds(tmp_path):
     run, _ = make_run(tmp_path, stages=[])
-    assert str(overview.done(run)) == "<p>Nothing yet.</p>"
+    assert str(run_overview.done(run)) == "<p>Nothing yet.</p>"
 
 
 def test_a_local_stage_counts_its_clients(run):
     run.finish_stage("local", {"stage": "local", "metrics": {}, "rounds": 2, "clients": 4, "seconds": 0.5}, {})
     rows = [federation("local", 0, {"train": [0]})]
-    assert overview.stage_line(run, "local", rows) == ["local", "2", "0", "4", "1", "0", ""]
-    page = str(h.fragment[overview.done(run)])
+    assert run_overview.stage_line(run, "local", rows) == ["local", "2", "0", "4", "1", "0", ""]
+    page = str(h.fragment[run_overview.done(run)])
     assert re.findall(r'<th class="who" scope="row">(\w+)</th>', page)[:4] == [
         "finetune",
         "retrain",

@@ -5,9 +5,9 @@ import math
 
 from support.reports import log_of, make_run
 
-from oblivionis.reports import ruler, summary, verdicts
-from oblivionis.reports import stored_tests as module
-from oblivionis.reports.stored_tests import FILE, kept
+from oblivionis.reports import ruler, run_summary, verdicts
+from oblivionis.reports import stored_significance_tests as module
+from oblivionis.reports.stored_significance_tests import FILE, kept
 from oblivionis.runs.directory import RunDirectory
 
 
@@ -66,7 +66,7 @@ def test_a_report_is_the_same_from_what_is_kept(tmp_path):
 
     def figures():
         return (
-            summary.stage_metrics(run, convention),
+            run_summary.stage_metrics(run, convention),
             verdicts.find_verdicts(run, convention),
             ruler.after_unlearning(run),
         )
@@ -117,10 +117,10 @@ def test_a_run_that_cannot_be_written_to_is_computed_each_time(tmp_path):
 def test_other_settings_are_computed_anew(tmp_path):
     """Of the intervals of membership, which depend on the confidence, and of truth ratios by either convention."""
     run, _ = make_run(tmp_path, logs=membership_log)
-    wide, narrow = (summary.stage_metrics(run, "geometric", confidence) for confidence in (0.99, 0.5))
+    wide, narrow = (run_summary.stage_metrics(run, "geometric", confidence) for confidence in (0.99, 0.5))
     low = "membership_auc_loss_difference_low"
     assert wide["unlearn"][low] < narrow["unlearn"][low]
-    other = summary.stage_metrics(run, "arithmetic", 0.5)
+    other = run_summary.stage_metrics(run, "arithmetic", 0.5)
     assert other["finetune"]["forget_quality"] != narrow["finetune"]["forget_quality"]
 
 

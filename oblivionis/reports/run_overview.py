@@ -11,7 +11,7 @@ import htpy as h
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config.schema import Config
 from oblivionis.data import datasets
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import explained, facts_list, folded, html_table
 from oblivionis.runs.directory import RunDirectory

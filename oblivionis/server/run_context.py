@@ -23,8 +23,8 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.alternative_answers_check import check_alternatives
 from oblivionis.erasure.hidden_requests import seals
 from oblivionis.erasure.ledger import Ledger
-from oblivionis.erasure.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
+from oblivionis.erasure.records_on_node import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.erasure.remote_record_holders import RemoteHoldings, query_config
 from oblivionis.erasure.schedule import holdings_of, policy_of
 from oblivionis.errors import RunError, RunInterrupted
@@ -43,7 +43,7 @@ from strategies import message_keys
 from strategies.privacy.private_mean import PrivateMean
 from strategies.rounds.fedtu import NodeMap
 from strategies.rounds.nodes import Roster
-from strategies.secure.terms import SecureSettings
+from strategies.secure.agreed_parameters import SecureSettings
 
 LOUD = 3.0
 """From this ratio of the noise's length to the updates' on, a user is warned."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies.secure.agreed_parameters import SecureSettings, Terms, TermsError, default_shares, default_threshold
 from strategies.secure.masks import packed, quantised, signed, unpacked
-from strategies.secure.terms import SecureSettings, Terms, TermsError, default_shares, default_threshold
 
 GOOD = {"session": "s", "clients": 10, "shares": 6, "threshold": 4, "clipping": 0.5}
 

@@ -15,7 +15,7 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports import verdicts
 from oblivionis.reports.html.request_pages import page_of, page_parts
-from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, knowledge, of_run, outcome
+from oblivionis.reports.run_outcome import BAD, DOUBTFUL, GOOD, knowledge, of_run, outcome
 
 OVER = {"prob": Verdict(0.01, 0.2, 1e-6, 1.0, 40)}
 UNDER = {"prob": Verdict(0.9, 0.2, 1.0, 1e-6, 40)}

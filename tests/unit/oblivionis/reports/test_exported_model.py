@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.models.source import resolve
-from oblivionis.reports import model_folder
+from oblivionis.reports import exported_model
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE
 from oblivionis.runs.directory import Checkpoint, vector_hash
 
@@ -46,8 +46,8 @@ def of_run(assembled, vector):
 def test_an_adapter_and_the_model_with_it_are_those_of_the_stage(tmp_path):
     run, assembled, vectors = trained(tmp_path)
     (tmp_path / "adapter").mkdir()
-    assert model_folder.export(run.path, "finetune", tmp_path / "adapter") == ADAPTER
-    assert model_folder.export(run.path, None, tmp_path / "in" / "merged", merged=True) == MERGED
+    assert exported_model.export(run.path, "finetune", tmp_path / "adapter") == ADAPTER
+    assert exported_model.export(run.path, None, tmp_path / "in" / "merged", merged=True) == MERGED
     base = AutoModelForCausalLM.from_pretrained(resolve("embedded"), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "adapter")
     adapted = logits(PeftModel.from_pretrained(base, tmp_path / "adapter"), tokenizer)
@@ -71,7 +71,7 @@ def test_an_adapter_and_the_model_with_it_are_those_of_the_stage(tmp_path):
 
 def test_a_model_that_was_trained_whole_is_written_whole(tmp_path):
     run, assembled, vectors = trained(tmp_path, "model.mode=full")
-    assert model_folder.export(run.path, "finetune", tmp_path / "whole", merged=True) == WHOLE
+    assert exported_model.export(run.path, "finetune", tmp_path / "whole", merged=True) == WHOLE
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     assert torch.equal(logits(model, assembled.tokenizer), of_run(assembled, vectors["finetune"]))
 
@@ -80,11 +80,11 @@ def test_a_vector_of_another_model_and_a_folder_in_use_are_refused(tmp_path):
     run, _, vectors = trained(tmp_path)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine.txt").touch()
-    with pytest.raises(model_folder.ExportError, match=r"used is not empty: name a folder that does not exist yet"):
-        model_folder.export(run.path, None, tmp_path / "used")
+    with pytest.raises(exported_model.ExportError, match=r"used is not empty: name a folder that does not exist yet"):
+        exported_model.export(run.path, None, tmp_path / "used")
     run.save_checkpoint(Checkpoint("unlearn", 5, vectors["unlearn"][1:], {}, {}), keep=1)
     with pytest.raises(ValueError, match=str(vectors["unlearn"].size)):
-        model_folder.export(run.path, None, tmp_path / "new")
+        exported_model.export(run.path, None, tmp_path / "new")
     assert not (tmp_path / "new").exists() and [path.name for path in (tmp_path / "used").iterdir()] == ["mine.txt"]
 
 
@@ -100,7 +100,7 @@ def test_a_folder_is_uploaded_by_the_hubs_own_client(tmp_path, monkeypatch, give
             return f"https://hub.example/{repo_id}/{folder_path}"
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    assert model_folder.push(tmp_path, "me/model", **given) == f"https://hub.example/me/model/{tmp_path}"
+    assert exported_model.push(tmp_path, "me/model", **given) == f"https://hub.example/me/model/{tmp_path}"
     assert calls == [("me/model", {"private": private, "exist_ok": True})]
 
 
@@ -112,8 +112,8 @@ def test_what_the_hub_refuses_is_told_in_a_line(tmp_path, monkeypatch, error, re
         raise error
 
     monkeypatch.setattr(huggingface_hub, "HfApi", refuse)
-    with pytest.raises(model_folder.ExportError) as caught:
-        model_folder.push(tmp_path, "me/model")
+    with pytest.raises(exported_model.ExportError) as caught:
+        exported_model.push(tmp_path, "me/model")
     assert str(caught.value).startswith(
         f"{tmp_path} is written, but could not be uploaded to me/model: {reason}. Look at the network and the token"
     )
@@ -121,6 +121,6 @@ def test_what_the_hub_refuses_is_told_in_a_line(tmp_path, monkeypatch, error, re
 
 def test_an_adapter_names_no_folder_of_this_machine_as_its_base(tmp_path):
     run, _, _ = trained(tmp_path, f"model.source={resolve('embedded')}", "model.name=mine")
-    model_folder.export(run.path, None, tmp_path / "adapter")
+    exported_model.export(run.path, None, tmp_path / "adapter")
     told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert told["base_model_name_or_path"] == "mine"

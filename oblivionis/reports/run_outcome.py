@@ -17,7 +17,7 @@ from oblivionis.erasure.verification_rules import VERIFIED
 from oblivionis.reports.format import counted, number
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failures import failures
+from oblivionis.runs.failed_evaluators import failures
 
 GOOD, DOUBTFUL, BAD = "good", "doubtful", "bad"
 KEPT = 0.9

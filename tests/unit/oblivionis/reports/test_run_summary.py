@@ -24,11 +24,11 @@ from oblivionis.models.model_description import Example, ModelFacts
 from oblivionis.naming import SETS
 from oblivionis.reports import data_description as data_report
 from oblivionis.reports import model_card
-from oblivionis.reports import summary as report
+from oblivionis.reports import run_summary as report
 from oblivionis.reports.format import number
 from oblivionis.reports.json_documents import run_document
 from oblivionis.reports.warnings import find_warnings
-from oblivionis.runs.failures import Failure
+from oblivionis.runs.failed_evaluators import Failure
 
 
 def shown(renderable, width=120):
