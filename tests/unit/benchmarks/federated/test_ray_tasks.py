@@ -40,9 +40,9 @@ def enter(tmp_path, monkeypatch):
                 there = question(*arguments)
                 yield f"10.0.0.{n}", answer if isinstance(answer, str) else there | answer.get(question.__name__, {})
 
-        monkeypatch.setattr(ray_tasks.cluster, "joined", lambda *_: nullcontext())
-        monkeypatch.setattr(ray_tasks.cluster, "machines", lambda: machines)
-        monkeypatch.setattr(ray_tasks.cluster, "on_each", on_each)
+        monkeypatch.setattr(ray_tasks.ray_cluster, "joined", lambda *_: nullcontext())
+        monkeypatch.setattr(ray_tasks.ray_cluster, "machines", lambda: machines)
+        monkeypatch.setattr(ray_tasks.ray_cluster, "on_each", on_each)
         told = []
         executor = RayExecutor(RayCluster("auto", reserve), tmp_path / "stages", runs or nodes(), told.append)
         return executor.__enter__(), told
