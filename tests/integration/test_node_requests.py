@@ -22,7 +22,7 @@ from oblivionis.erasure.node_request_sources import answer_query
 from oblivionis.erasure.query_schema import (
     Answer,
     Question,
-    Told,
+    Reported,
     WireError,
     outcome_of,
     read_answer,
@@ -410,7 +410,7 @@ def test_a_node_that_talks_nonsense_is_set_aside_with_a_warning(trained, tmp_pat
 
 HEAD = "0" * 63 + "a"
 QUESTION = Question("run", HEAD, HEAD, 3, ({"event": "served", "id": "x", "line": HEAD, "round": 2, "limit": 0.5},))
-ANSWER = Answer((Told("x", "records", ("a", "b")), Told("y", "client", ("c",))), HEAD, (HEAD,))
+ANSWER = Answer((Reported("x", "records", ("a", "b")), Reported("y", "client", ("c",))), HEAD, (HEAD,))
 
 
 def test_what_is_written_is_read_again():

@@ -20,7 +20,7 @@ from oblivionis.chain import check_chain
 from oblivionis.client.app import app
 from oblivionis.erasure.ledger import COVERED, PENDING, Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.query_schema import Answer, Told, write_answer
+from oblivionis.erasure.query_schema import Answer, Reported, write_answer
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 from oblivionis.server.app import serve
@@ -90,7 +90,7 @@ class Flood:
             self.rounds.append(server_round)
             self.told.append(len(config[message_keys.OUTCOMES]))
             head = reply.content.config_records[message_keys.REQUESTS][message_keys.LEDGER_HEAD]
-            made = [Told(f"r{len(self.told)}-{n}", "records", (f"x{len(self.told)}-{n}",)) for n in range(FLOOD)]
+            made = [Reported(f"r{len(self.told)}-{n}", "records", (f"x{len(self.told)}-{n}",)) for n in range(FLOOD)]
             answer = {**write_answer(Answer(tuple(made), head, ())), "reason": "long " * 20_000}
             if server_round == 2:
                 answer[message_keys.REQUEST_IDS] = ["twice"] * FLOOD
