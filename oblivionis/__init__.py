@@ -100,8 +100,8 @@ def check_siblings() -> None:
     for `BENCHMARKS` where that lies beside this package.
     """
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    beside = (BENCHMARKS,) if os.path.isdir(os.path.join(home, BENCHMARKS)) else ()
-    for name in (*SIBLINGS, *beside):
+    optional = (BENCHMARKS,) if os.path.isdir(os.path.join(home, BENCHMARKS)) else ()
+    for name in (*SIBLINGS, *optional):
         try:
             spec = importlib.util.find_spec(name)
         except ValueError:  # imported already, and made by hand

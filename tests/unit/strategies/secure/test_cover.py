@@ -235,13 +235,19 @@ def _seen() -> tuple[np.ndarray, np.ndarray]:
 def test_a_server_that_watches_cannot_tell_who_asked():
     """200 exchanges: a classifier trained on half of them guesses the other half at chance.
 
-    Beside it the same classifier with the unmasked updates, which it tells apart without an error: it could do it.
+    Masks are fresh each time: where nothing leaks, a 99 % interval misses chance three times in a row once in 10⁶.
+    The same classifier also gets the unmasked updates, which it tells apart without an error: it could do it.
     """
-    rows, asked = _seen()
-    half = len(rows) // 2
     guesser = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000, C=0.01))
-    guesses = guesser.fit(rows[:half], asked[:half]).predict_proba(rows[half:])[:, 1]
-    assert _interval(asked[half:], guesses)[0] <= 0.5 <= _interval(asked[half:], guesses)[1]
+    for _ in range(3):
+        rows, asked = _seen()
+        half = len(rows) // 2
+        guesses = guesser.fit(rows[:half], asked[:half]).predict_proba(rows[half:])[:, 1]
+        low, high = _interval(asked[half:], guesses)
+        if low <= 0.5 <= high:
+            break
+    else:
+        pytest.fail(f"the classifier is right in {low:.2f} to {high:.2f} of the pairs, and was not at chance before")
 
     clients = np.arange(len(rows)) % CLIENTS + 1
     bare = asked[:, None] * FORGOTTEN * clients[:, None]
@@ -251,14 +257,14 @@ def test_a_server_that_watches_cannot_tell_who_asked():
 
 
 def _interval(truth: np.ndarray, score: np.ndarray) -> tuple[float, float]:
-    """Of pairs of one asker and another in an exchange, how often the score is right; outside by chance once in 10⁶."""
+    """A 99 % interval of the AUC: of pairs of one asker and one other in the same exchange, how often it is right."""
     right = total = 0
     for start in range(0, len(truth), CLIENTS):
         part, scores = truth[start : start + CLIENTS], score[start : start + CLIENTS]
         other = np.random.default_rng(start).choice(np.flatnonzero(part == 0))
         right += int(scores[part == 1][0] > scores[other])
         total += 1
-    low, high = proportion_confint(right, total, alpha=1e-6, method="beta")
+    low, high = proportion_confint(right, total, alpha=0.01, method="beta")
     return float(low), float(high)
 
 
