@@ -45,6 +45,7 @@ from oblivionis.models.client_ranks import fitting
 from oblivionis.naming import REFERENCES_TABLE, simulated_folder
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
+from oblivionis.runs.run_events import served_again
 from oblivionis.runs.updates import open_updates
 from strategies import message_keys
 from strategies.metric_schema import UNLEARN
@@ -335,14 +336,13 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
         raise AuditError(f"{run.path} knows no request {request_id!r}; it has {', '.join(known) or 'none'}")
     served_round = known[request_id].served_round
     if looked_at is not None and looked_at != served_round:
-        looks = [e for e in checked.entries if e.get("event") == "served_again" and request_id in e["requests"]]
-        lines = [e for e in looks if e.get("round") == looked_at]
-        if not lines:
-            rounds = ", ".join(str(e["round"]) for e in looks) or "none"
+        looks = _looks(run, request_id)
+        if looked_at not in looks:
+            rounds = ", ".join(map(str, looks)) or "none"
             raise AuditError(
                 f"request {request_id!r} was not looked at again in round {looked_at}; rounds in which it was: {rounds}"
             )
-        return looked_at, str(lines[-1]["before"]), str(lines[-1]["after"])
+        return looked_at, str(looks[looked_at]["before"]), str(looks[looked_at]["after"])
     lines = [e for e in checked.entries if e.get("event") == "applied" and e.get("id") == request_id]
     lines = [e for e in lines if e.get("round") == served_round]
     if served_round is None or not lines:
@@ -353,10 +353,14 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
 def looked_again(run: RunDirectory, server_round: int) -> list[Request]:
     """The requests, served earlier, whose clients the exchange of a round asked once more."""
     known = {r.id: r for r in Ledger(run.ledger_path)}
-    lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served_again"]
-    lines = [e for e in lines if e.get("round") == server_round]
-    # A round that was interrupted and held anew has two lines.
-    return [known[i] for i in lines[-1]["requests"] if i in known] if lines else []
+    line = served_again(check_chain(run.ledger_path).entries, STAGE).get(server_round)
+    return [known[i] for i in line["requests"] if i in known] if line is not None else []
+
+
+def _looks(run: RunDirectory, request_id: str) -> dict[int, Mapping[str, Any]]:
+    """The ledger's line of each later round whose exchange served a request again."""
+    lines = served_again(check_chain(run.ledger_path).entries, STAGE)
+    return {number: line for number, line in lines.items() if request_id in line["requests"]}
 
 
 def _served_before(run: RunDirectory, client: int, server_round: int) -> frozenset[str]:
@@ -562,9 +566,16 @@ def _numbers(
     Without the model that it measured there is no more than what it says, so that nothing was tested.
     """
     told = read_audit(run.path, request.id) or {}
+    of_round = told.get("round", request.served_round)
     for moment in MOMENTS:
         numbers, vector, what = told.get(moment), models[moment], f"numbers of the client's audit, {moment}"
-        if not isinstance(numbers, Mapping) or (moment != "final" and told.get("round", server_round) != server_round):
+        if not isinstance(numbers, Mapping):
+            continue
+        if moment != "final" and of_round not in (request.served_round, *_looks(run, request.id)):
+            yield Finding(what, DIFFERS, f"they are said to be of round {of_round}, in which it was not served")
+            continue
+        if moment != "final" and of_round != server_round:
+            yield Finding(what, NOT_TESTABLE, f"they are of the exchange of round {of_round}: --round {of_round}")
             continue
         model = vector_hash(vector) if vector is not None else ""
         sent = _of_run(run, NodeLedger(folder).exchanges())

@@ -15,6 +15,7 @@ from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.unrequested_records import OpenRecords
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.run_events import SERVED_AGAIN
 from strategies.message_keys import ERASURE, SCOPE_CLIENT
 from strategies.metric_schema import UNLEARN
 from strategies.rounds.request_source import RequestSource, UnlearnRequest
@@ -108,7 +109,7 @@ class LedgerRequests(RequestSource):
         what it looked at again, also where that left the model as it was: someone answered so, and can be checked."""
         if self._repeated:
             self._ledger.note(
-                "served_again", round=server_round, requests=list(self._repeated), before=before, after=after
+                SERVED_AGAIN, round=server_round, requests=list(self._repeated), before=before, after=after
             )
         for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)

@@ -112,6 +112,25 @@ class _RolledBack(TypedDict):
     round: Round
 
 
+SERVED_AGAIN = "served_again"
+"""The exchange of a round served earlier requests again."""
+
+
+def served_again(entries: Iterable[Mapping[str, Any]], stage: str) -> dict[int, Mapping[str, Any]]:
+    """The line of each round of a stage whose exchange served earlier requests again, by round.
+
+    Of a round that was held anew it is the last line; an exchange that was undone, since the stage went on from an
+    earlier round, has none.
+    """
+    found: dict[int, Mapping[str, Any]] = {}
+    for entry in entries:
+        if entry.get("event") == SERVED_AGAIN:
+            found[entry["round"]] = entry
+        elif (entry.get("event"), entry.get("stage")) == (RESUMED, stage):
+            found = {number: line for number, line in found.items() if number <= entry["round"]}
+    return found
+
+
 SHAPES: Mapping[str, Any] = {
     BEGUN: _Begun,
     STAGE: _Stage,

@@ -36,6 +36,9 @@ ATTEMPTS = 2
 KEYS_FILE = "keys.json"
 """In the run's `audits/`: by client, the public key with which it signed its first audit, and must sign the others."""
 
+UNKNOWN_BEFORE = "what the model knew and was worth before its first exchange was not measured"
+"""Why nothing follows from a later exchange alone: the first one may have ruined the model."""
+
 Numbers = Mapping[str, float]
 
 
@@ -93,9 +96,22 @@ class ClientAudits:
             self._keep(request, self._begun)
             self._keep(request, asked)
 
+    def roll_back(self, requests: Sequence[Request], server_round: int) -> None:
+        """Forget what is known of exchanges after `server_round`: the stage goes on from there, and they never were.
+
+        Such a request has no numbers from right before and after an exchange until it is served again.
+        """
+        why = f"the exchange was undone: the run resumed from round {server_round}"
+        for request in requests:
+            audit = read_audit(self._server.run.path, request.id)
+            if audit is not None and audit.get("round", 0) > server_round:
+                undone = {"request": request.id, "client": request.client, "round": audit["round"]}
+                self._write(request, {**undone, "failed": {"before": why, "after": why}})
+
     def _first(self, request: Request) -> Numbers | None:
         """What its client told of the model before the exchange that served it, whatever its audit is of now."""
-        rows = [r for r in self._server.run.metrics() if r["evaluator"] == EVALUATOR and request.id in r["requests"]]
+        rows = [r for r in self._server.run.metrics() if r["evaluator"] == EVALUATOR]
+        rows = [r for r in rows if request.id in r.get("requests", {})]
         place = (self._stage, request.served_round, MOMENTS["before"])
         found = [r["requests"][request.id] for r in rows if (r["stage"], r["round"], r["moment"]) == place]
         return found[-1] if found else None
@@ -131,7 +147,10 @@ class ClientAudits:
         found: dict[str, Judgement] = {}
         for request in requests:
             audit = read_audit(self._server.run.path, request.id) or {}
-            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=ruined, first=self._first(request))
+            first, why = self._first(request), ruined
+            if first is None and audit.get("round", request.served_round) != request.served_round:
+                why = ruined or UNKNOWN_BEFORE
+            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=why, first=first)
             if judged is not None:
                 found[request.id] = judged
         return found
@@ -227,8 +246,13 @@ class ClientAudits:
             known["signed_by"] = own[PUBLIC_KEY]
             signatures[moment] = {SIGNATURE: own[SIGNATURE], **{name: facts[name] for name in SIGNED}}
         more = {name: value for name, value in (("signatures", signatures), ("failed", failed)) if value}
+        self._write(request, {**known, **more})
+
+    def _write(self, request: Request, audit: Mapping[str, Any]) -> None:
+        """Keep what is known of a request in its file, which the ledger names before."""
+        run = self._server.run
         name = audit_path(run.path, request.id).relative_to(run.path).as_posix()
-        run.keep({name: json_text({**known, **more})})
+        run.keep({name: json_text(audit)})
 
     def _write_row(self, requests: Sequence[Request], asked: _Asked, seconds: float) -> None:
         """The means over the requests that were measured, and as `error` what clients could not measure."""

@@ -124,6 +124,8 @@ class Stage:
         if self.server.account is not None:
             self.server.account.roll_back(self.name, done)
         self.requests.roll_back(done)
+        if self.audits is not None:
+            self.audits.roll_back(self.requests.served_so_far(), done)
         self._recover_updates(done)
         if checkpoint is None:
             return 0, self.server.initial_vector(self.name)

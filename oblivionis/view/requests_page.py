@@ -112,7 +112,9 @@ def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
                 rows = _of_run(asked, path)
                 seen = library.state(RunDirectory(path, looking=True))
                 nothing = (seen.nothing or (seen.note if seen.state == DAMAGED else "")) if rows else ""
-                found += [_Row(name, r, NOTHING if nothing else r.outcome, result) for r, result in rows]
+                found += [
+                    _Row(name, r, NOTHING if nothing else r.outcome, "" if nothing else result) for r, result in rows
+                ]
                 faults += [f"{name}: {nothing}"] if nothing else []
         except OblivionisError as error:
             faults.append(f"{name}: {error}")

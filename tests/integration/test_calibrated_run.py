@@ -10,8 +10,8 @@ from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.assessment.audit_numbers import read_audit
-from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, looked_again, replay_exchange
+from oblivionis.assessment.audit_numbers import audit_path, read_audit
+from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, NOT_TESTABLE, looked_again, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
@@ -19,8 +19,9 @@ from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_schema import reported_numbers
 from oblivionis.erasure.node_key import signers
-from oblivionis.errors import RunInterrupted
+from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.server.client_audits import ClientAudits
 from strategies import message_keys
 
 CALIBRATED = [
@@ -211,10 +212,10 @@ def test_clients_with_records_of_their_own_bring_their_references(tmp_path):
 # -- a client's audit of a request that is looked at again ----------------------------------------------------------
 
 
-def audited(tmp_path, monkeypatch, recited, utility=None):
-    """A run whose only request, for one record, is looked at again in the second, last round; recited: what its client
-    tells in its audits, one after another, utility: with it the likelihood of what it keeps, as it is where None. The
-    run, and what was asked: the moment and the round of each audit."""
+def to_audit(tmp_path, monkeypatch, recited, utility=None):
+    """A run whose only request, for one record, is looked at again in the second, last round, its configuration, and
+    what is left of `recited`: what its client tells in its audits, one after another, None where it cannot; utility:
+    with it the likelihood of what it keeps, as it is where None."""
     nodes = write_nodes(tmp_path / "nodes", 2)
     rows = [{"question": f"Where is town {i}?", "answer": f"Town {i} lies in the hills of land {i}."} for i in range(9)]
     for client in range(2):
@@ -225,6 +226,8 @@ def audited(tmp_path, monkeypatch, recited, utility=None):
 
     def audit(*given, **named):
         count = next(told)
+        if count is None:
+            raise RunError("the client cannot measure")
         mine = {"request_recited": float(count), "request_rouge": 0.9 if count else 0.1, "request_short": 0.0}
         numbers = measure(*given, **named) | mine | ({"retain_prob": next(useful)} if utility else {})
         return {name: n for name, n in numbers.items() if name != "request_expected"}
@@ -236,6 +239,12 @@ def audited(tmp_path, monkeypatch, recited, utility=None):
         *("federation.rounds.unlearn=2", "unlearning.requests.extra_rounds=0"),
         *("evaluation.audit.profile=light", "evaluation.leakage.samples=0"),
     )
+    return config, run, told
+
+
+def audited(tmp_path, monkeypatch, recited, utility=None):
+    """The run of `to_audit`, finished, and what was asked: the moment and the round of each audit."""
+    config, run, told = to_audit(tmp_path, monkeypatch, recited, utility)
     events, _ = execute(config, run)
     assert not events.left_out and next(told, None) is None, "so many audits were asked for"
     rows = [row for row in run.metrics() if row["evaluator"] == "client_audit"]
@@ -261,8 +270,11 @@ def test_a_request_that_a_later_exchange_finished_is_judged_by_that(tmp_path, mo
     found = part["evidence"]["models"]
     assert [found["before"], found["after"]] == models, "the models that the numbers beside them are of"
     moments = {f"numbers of the client's audit, {moment}" for moment in ("before", "after", "final")}
-    tested = {n: {f.what for f in replay_exchange(run.path, "mine", looked_at=n)} & moments for n in (None, 2)}
-    assert tested == {None: {"numbers of the client's audit, final"}, 2: moments}
+    found = {n: [f for f in replay_exchange(run.path, "mine", looked_at=n) if f.what in moments] for n in (None, 2)}
+    assert {f.what for f in found[2]} == {f.what for f in found[None]} == moments
+    elsewhere = [(f.what.rpartition(" ")[2], f.why) for f in found[None] if f.outcome == NOT_TESTABLE]
+    why = "they are of the exchange of round 2: --round 2"
+    assert [e for e in elsewhere if e[0] != "final"] == [("before", why), ("after", why)], "what is not tested is said"
 
 
 @pytest.mark.parametrize(
@@ -290,3 +302,46 @@ def test_a_model_that_lost_its_use_in_the_first_exchange_is_not_measured_against
     (request,) = Ledger(run.ledger_path)
     assert request.outcome == "inconclusive" and "retain_prob is 0.2, below" in request.why
     assert read_audit(run.path, "mine")["round"] == 2
+
+
+def test_an_audit_of_an_exchange_that_was_undone_verifies_nothing(tmp_path, monkeypatch):
+    """The server dies after the look that ended the recitation; when the round is held anew, the client cannot measure,
+    and training alone ends it."""
+    config, run, _ = to_audit(tmp_path, monkeypatch, [1, 1, 1, 0, None, 0])
+    looked = ClientAudits.looked
+
+    def dies(self, requests, server_round, vector):
+        looked(self, requests, server_round, vector)
+        if server_round == 2:
+            monkeypatch.setattr(ClientAudits, "looked", looked)
+            raise RunInterrupted("killed")
+
+    monkeypatch.setattr(ClientAudits, "looked", dies)
+    with pytest.raises(RunInterrupted):
+        execute(config, run)
+    assert read_audit(run.path, "mine")["after"]["request_recited"] == 0
+    run = RunDirectory.open(run.path)
+    execute(configuration.from_yaml(run.read_config()), run)
+    (request,) = Ledger(run.ledger_path)
+    assert (request.served_round, request.outcome) == (1, "inconclusive"), request.why
+    assert "after" not in read_audit(run.path, "mine")
+    assert [line["round"] for line in lines(run) if line["event"] == "served_again"] == [2, 2]
+
+
+def test_what_a_ruined_model_forgets_in_a_later_exchange_verifies_nothing(tmp_path, monkeypatch):
+    """Nobody measured the model before its first exchange, which may have ruined it."""
+    run, _ = audited(tmp_path, monkeypatch, [None, 1, 1, 0, 0])
+    (request,) = Ledger(run.ledger_path)
+    assert request.outcome == "inconclusive" and "before its first exchange was not measured" in request.why
+
+
+def test_numbers_that_are_said_to_be_of_no_exchange_differ(tmp_path, monkeypatch):
+    """Whoever owns the folder can say so, and seal the file."""
+    run, _ = audited(tmp_path, monkeypatch, [1, 1, 1, 0, 0])
+    run = RunDirectory.open(run.path)
+    audit = read_audit(run.path, "mine") | {"round": 99}
+    run.keep({audit_path(run.path, "mine").relative_to(run.path).as_posix(): json.dumps(audit)})
+    found = {f.what: f for f in replay_exchange(run.path, "mine", looked_at=2)}
+    for moment in ("before", "after"):
+        told = found[f"numbers of the client's audit, {moment}"]
+        assert (told.outcome, told.why) == (DIFFERS, "they are said to be of round 99, in which it was not served")

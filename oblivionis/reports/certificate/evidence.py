@@ -34,6 +34,7 @@ from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failed_evaluators import failures
 from oblivionis.runs.run_events import run_name as told_name
+from oblivionis.runs.run_events import served_again
 
 STAGE = "unlearn"
 EVENT_FIELDS = (
@@ -408,8 +409,9 @@ def _models(
     """The hashes of base model and adapters: before and after the exchange that served the request, or of the later one
     that its client's audit is of, and at the end."""
     found = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
-    looks = [e for e in entries if e.get("event") == "served_again" and request.id in e["requests"]]
-    found += [e for e in looks if audit is not None and e.get("round") == audit.get("round") != request.served_round]
+    later = served_again(entries, STAGE).get(audit.get("round", 0)) if audit is not None else None
+    if later is not None and request.id in later["requests"] and later["round"] != request.served_round:
+        found.append(later)
     return _models_of(run, config, found[-1] if found else {})
 
 

@@ -111,6 +111,8 @@ def edited(tmp_path):
     for name in ("whole", "edited"):
         run, config = make_run(tmp_path / name)
         ask(run)
+        certificate = run.path / "certificates" / person_slug("r0") / "certificate.json"
+        write_json(certificate, {"result": "PASS", "issued": "2026-03-01T10:00:00Z", "signature": "s"})
         fact = PersonFact("P19", "born in", ("Oslo",), "one", phrasings(3.0, None))
         person = Person("Ann Bo", "forget", None, ("a",), (fact,))
         write(audit_of(run, [person]), run.path / "audits" / "person-finetune-0002")
@@ -541,8 +543,10 @@ def test_the_tables_of_all_runs_and_requests_leave_the_results_of_an_edited_run_
     runs = rows("/runs.csv")
     assert runs[("whole/runs/made",)]["forget_prob"] and not runs[("edited/runs/made",)]["forget_prob"]
     requests = rows("/requests.csv")
-    assert requests["whole/runs/made", "r0"]["state"] == "verified"
-    assert {of["state"] for (run, _), of in requests.items() if run == "edited/runs/made"} == {"nothing follows"}
+    whole = requests["whole/runs/made", "r0"]
+    assert (whole["state"], whole["certificate"]) == ("verified", "PASS")
+    of_edited = [of for (run, _), of in requests.items() if run == "edited/runs/made"]
+    assert {(of["state"], of["certificate"]) for of in of_edited} == {("nothing follows", "")}
     assert edited.get("/requests?state=verified").text.count(page_of("r0")) == 1
     shown = Content(edited.get("/requests?state=nothing follows").text).rows[1:]
     assert [row[1] for row in shown] == ["nothing follows"] * 2
