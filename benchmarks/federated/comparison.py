@@ -13,8 +13,8 @@ import pyarrow as pa
 from benchmarks.federated import results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.tables import OF_METHOD, title
-from oblivionis.assessment import evaluators
 from oblivionis.errors import RunError
+from oblivionis.measures import registry
 from oblivionis.reports.format import fixed, number
 from oblivionis.reports.table import Marked, Table
 
@@ -75,7 +75,7 @@ class Comparison:
         by_metric: dict[tuple[str, str], list[Pair]] = {}
         for pair in self.pairs:
             by_metric.setdefault((pair.place[-2], pair.place[-1]), []).append(pair)
-        order = list(evaluators.catalogue())
+        order = list(registry.catalogue())
         stages = list(dict.fromkeys(stage for stage, _ in by_metric))
         for stage in stages:
             found = sorted((m for s, m in by_metric if s == stage), key=order.index)
@@ -91,7 +91,7 @@ class Comparison:
         shown = str(outside) if margins else "–"
         return [
             title(stage),
-            evaluators.reader_name(metric),
+            registry.reader_name(metric),
             str(len(pairs)),
             f"{fmean(differences):+.3f}",
             fixed(max(map(abs, differences))),
@@ -109,7 +109,7 @@ class Comparison:
         found = sorted(self.outside(self.pairs), key=lambda p: -abs(p.difference) / (p.margin() or 1e-300))
         for pair in found:
             labels = ", ".join(title(label) for label in pair.place[:-2] if label)
-            name = evaluators.reader_name(pair.place[-1])
+            name = registry.reader_name(pair.place[-1])
             mine, theirs = number(float(pair.mine.mean())), number(float(pair.theirs.mean()))
             value = f"{mine}, reference {theirs} ± {number(pair.margin())}"
             yield f"{labels}: {title(pair.place[-2]).lower()}, {name}: {value}"
@@ -166,7 +166,7 @@ def _values(table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: 
         labels = {row[axis] for row in rows}
         if axis not in (*shared, SEED) and len(labels) > 1:
             raise RunError(f"{whose} vary {axis} ({', '.join(sorted(labels))}), and the other side does not")
-    known = evaluators.catalogue()
+    known = registry.catalogue()
     found: dict[Place, dict[str, float]] = {}
     for row in rows:
         metric = row["metric"]

@@ -34,10 +34,12 @@ SHOWING = (
     *("oblivionis/api", "oblivionis/reports", "oblivionis/cli", "oblivionis/deploy", "oblivionis/audits"),
     *("oblivionis/view", "oblivionis/data/wikidata", "oblivionis/__init__.py"),
     *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
-    *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
+    *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py", "oblivionis/runs/stored_significance_tests.py"),
+    "oblivionis/measures/*/report.py",
 )
-"""Rooms, and files of other rooms, that show what a run computed, prepare one, or are another use of the model: a
-stage's result is the same whatever they say. All else in `_PACKAGES` counts, so that what is new counts by itself."""
+"""Rooms, and files of other rooms (by patterns), that show what a run computed, prepare one, or are another use of the
+model: a stage's result is the same whatever they say. All else in `_PACKAGES` counts, so that what is new counts by
+itself."""
 _IGNORED = ("name", "output", "start_from", "stages", "tracking", "attack")
 
 
@@ -163,7 +165,7 @@ def program_of(root: Path) -> str:
 
 def computing(root: Path) -> list[Path]:
     """The modules and JSON files below `root` that the results of a run come from."""
-    showing = tuple(root / place for place in SHOWING)
+    showing = tuple(place for pattern in SHOWING for place in root.glob(pattern))
     files = (file for package in _PACKAGES for file in sorted((root / package).rglob("*")))
     return [
         file

@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.federated import papers
 from benchmarks.federated.matrix import SEED, Axis, Cell, MatrixError, axes_of, cells_of, experiments
-from oblivionis.assessment import evaluators
 from oblivionis.config.checks import LEAST_ORACLES
 from oblivionis.config.limits import about
 from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.schema import STAGES
+from oblivionis.measures import registry
 
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
 SHOWN = (OURS, PAPER, DIFFERENCE)
@@ -123,7 +123,7 @@ def _layout(name: str, entry: Mapping[str, Any]) -> Layout:
 
 def best_of(metric: str) -> str | None:
     """Which value of a metric is best: max, min, or None where that is the retrained model's, or nobody says."""
-    known = evaluators.catalogue().get(metric)
+    known = registry.catalogue().get(metric)
     return {"higher": "max", "lower": "min"}.get(known.direction or "") if known else None
 
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
-from oblivionis.assessment import evaluators
 from oblivionis.config import extension_traits
 from oblivionis.config.problems import did_you_mean
+from oblivionis.measures import registry
 from oblivionis.reports.format import short
 from oblivionis.reports.table import Marked, Table
 
@@ -160,7 +160,7 @@ def _entry(
 ) -> Entry:
     """Mean over the seeds; a stage that several cells share counts once."""
     first = {row.get(SEED): row["value"] for row in reversed(found)}
-    lacking = [s for s, of in failed.items() if s not in first and evaluators.not_measured(measure.metric, model, of)]
+    lacking = [s for s, of in failed.items() if s not in first and registry.not_measured(measure.metric, model, of)]
     if not first:
         return replace(NONE, failed=len(lacking))
     values = np.asarray([first[seed] for seed in dict.fromkeys(row.get(SEED) for row in found)], dtype=np.float64)
@@ -204,7 +204,7 @@ def unknown_metrics(found: pa.Table, layout: Layout) -> Iterator[str]:
     known = _labels(_where(rows, {"status": results.DONE}), "metric")
     failed = _labels(_where(rows, {"status": results.NOT_MEASURED}), "metric")
     for measure in layout.measures:
-        if known and measure.metric not in known and evaluators.evaluator_of(measure.metric) not in failed:
+        if known and measure.metric not in known and registry.evaluator_of(measure.metric) not in failed:
             hint = did_you_mean(measure.metric, known)
             place = f"tables.{layout.name}.metrics.{measure.name}"
             yield f"{place}: no model has the metric {measure.metric!r}{f'; {hint}' if hint else ''}"

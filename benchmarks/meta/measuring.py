@@ -11,11 +11,11 @@ from benchmarks.meta.models import measured
 from evaluation.engine.quantise import QUANTISERS
 from evaluation.ruler.evaluator import References
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.audits.attack_questions import Battery
 from oblivionis.audits.attacks.quantise import merged
 from oblivionis.audits.attacks.relearn import RETAIN, relearnt, unrelated
 from oblivionis.client.worker import Worker
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
 
 EVALUATORS = ("tofu", "ruler", "leakage", "wikimem", "membership", "fluency")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oblivionis.assessment import evaluators
 from oblivionis.config.schema import MEMBERSHIP
+from oblivionis.measures import registry
 
 _RECITED = "a model that knows says the true answer"
 _SURE = "answers from memory are alike"
@@ -80,7 +80,7 @@ class Judge:
     @property
     def label(self) -> str:
         """What readers call the metric."""
-        known = evaluators.catalogue()[self.key]
+        known = registry.catalogue()[self.key]
         return known.label
 
 
@@ -88,7 +88,7 @@ def _judges() -> Iterator[Judge]:
     for family in _FAMILIES:
         found = [Judge(key, family, 1, why) for key, why in _HIGHER.get(family, {}).items()]
         found += [Judge(key, family, -1, why) for key, why in _LOWER.get(family, {}).items()]
-        order = list(evaluators.catalogue())
+        order = list(registry.catalogue())
         yield from sorted(found, key=lambda judge: order.index(judge.key))
 
 

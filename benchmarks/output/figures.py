@@ -8,19 +8,19 @@ from typing import Any
 import htpy as h
 import pandas as pd
 
-from oblivionis.assessment import evaluators
+from oblivionis.measures import registry
 from oblivionis.reports.markup import captioned, explained
 
 
 def drawn() -> list[str]:
     """The metrics that are drawn where a suite does not name others."""
-    return [key for key, metric in evaluators.catalogue().items() if metric.drawn]
+    return [key for key, metric in registry.catalogue().items() if metric.drawn]
 
 
 def metric_name(metric: str) -> h.Node:
     """What readers call a metric, linked to what the glossary says of it."""
-    known = evaluators.catalogue().get(metric)
-    return explained(known.title if known else metric, evaluators.reader_name(metric))
+    known = registry.catalogue().get(metric)
+    return explained(known.title if known else metric, registry.reader_name(metric))
 
 
 def figures(
@@ -40,7 +40,7 @@ def figures(
         mine = done[(done.metric == metric) & done.value.notna()]
         if mine[mine.stage == "unlearn"].empty:
             continue
-        drawing = panels.metric_figure(mine, compared, paper, metric, evaluators.reader_name(metric))
+        drawing = panels.metric_figure(mine, compared, paper, metric, registry.reader_name(metric))
         lines = [label for stage, (_, _, label) in panels.LINES.items() if (mine.stage == stage).any()]
         found += [h.h3[metric_name(metric)], captioned(drawing, _caption(mine, lines, metric in published))]
     return found or [h.p["Nothing to draw yet."]]

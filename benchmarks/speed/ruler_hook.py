@@ -23,8 +23,8 @@ import torch
 
 from evaluation.ruler.evaluator import References
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.runs import artifact_binding

@@ -29,14 +29,14 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from evaluation import hook
-from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.rebound_tracker import ReboundTracker
-from oblivionis.assessment.verification import Verification
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.client.app import app
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
+from oblivionis.measures.assessor import Assessor
+from oblivionis.measures.rebound.tracker import ReboundTracker
+from oblivionis.measures.verification import Verification
 from oblivionis.reports.html.run_page import write_html
 from oblivionis.reports.run_summary import print_summary
 from oblivionis.runs.directory import RunDirectory

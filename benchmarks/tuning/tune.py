@@ -22,13 +22,13 @@ from benchmarks.tuning import settings
 from benchmarks.tuning.requests import subjects_of
 from benchmarks.tuning.settings import Source
 from benchmarks.tuning.space import Dimension, read_file, space, untuned
-from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
+from oblivionis.measures import registry
 from oblivionis.runs.failed_evaluators import not_measured
 from oblivionis.runs.reuse import check_updates
 
@@ -204,7 +204,7 @@ def _work(planned: Plan, console: Console) -> None:
     running.complete(workers, {"finetuned and retrained model": (base, planned.base)})
     terms = _terms(base, planned)
     if terms.utility != UTILITIES[0] and (note := left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
-        said = f"warning: the utility is {evaluators.reader_name(terms.utility)}, for {note}"
+        said = f"warning: the utility is {registry.reader_name(terms.utility)}, for {note}"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     updates = planned.source.run or base
 
@@ -260,7 +260,7 @@ def _terms(base: Any, planned: Plan) -> Any:
 def left_out(base: Any, metrics: Sequence[str]) -> str:
     """Why the retrained model has none of some metrics, where there is a reason; else empty."""
     notes = base.stage_summary("retrain").get("notes", {})
-    return next((f"{evaluators.reader_name(name)} is left out: {notes[name]}" for name in metrics if name in notes), "")
+    return next((f"{registry.reader_name(name)} is left out: {notes[name]}" for name in metrics if name in notes), "")
 
 
 def _facts(planned: Plan, terms: Any) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from evaluation.engine.models import text_config
 from evaluation.metrics.tofu import Question
-from oblivionis.assessment.questions import tokenised
 from oblivionis.config.adapter_folder import is_adapter
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.own_records import to_record
 from oblivionis.data.records import Record
 from oblivionis.data.tokenize import PromptTemplate
+from oblivionis.measures.questions import tokenised
 from oblivionis.models.errors import ModelError
 from oblivionis.models.loading import load_base
 from oblivionis.models.peft_adapters import attach_adapter

@@ -19,7 +19,6 @@ import numpy as np
 
 from evaluation.metrics.membership import auc, auc_interval, compared
 from evaluation.metrics.retrained_comparison import judge_probability, judge_recall
-from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits import attacks as kinds
 from oblivionis.audits.attack_questions import Attack, Battery, Row
 from oblivionis.audits.attacks import NONE
@@ -28,6 +27,7 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import REJECTED, Ledger
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import checked, parse_json, read_bytes, write_atomic
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.checkpoints import find_checkpoint

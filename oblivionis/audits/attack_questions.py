@@ -14,9 +14,9 @@ from evaluation.hook import EvaluationSession, Evaluator, Hook, Result
 from evaluation.metrics.answer_metrics import probability, truth_ratio
 from evaluation.metrics.rouge import ANY_SCRIPT, rouge_l, rule_for
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
-from oblivionis.assessment.questions import encode_questions
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
+from oblivionis.measures.questions import encode_questions
 from oblivionis.models.assembly import Assembled
 
 Row = dict[str, Any]

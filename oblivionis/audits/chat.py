@@ -19,11 +19,11 @@ from evaluation.engine.models import text_config
 from evaluation.engine.sampling import Rule, sample
 from evaluation.metrics.rouge import ANY_SCRIPT, rouge_l, rule_for
 from oblivionis import seeds
-from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_prompts
 from oblivionis.errors import OblivionisError
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models import adapters
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import MODELS

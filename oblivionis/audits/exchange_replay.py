@@ -19,7 +19,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from oblivionis import seeds
-from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.audits.audited_model import AuditError
 from oblivionis.chain import check_chain
 from oblivionis.client.audit import audit
@@ -40,6 +39,7 @@ from oblivionis.erasure.records_on_node import FACTS_FILE, beside_hash, read_nod
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError
+from oblivionis.measures.audit_numbers import MOMENTS, read_audit
 from oblivionis.models.assembly import averaging
 from oblivionis.models.client_ranks import fitting
 from oblivionis.naming import REFERENCES_TABLE, simulated_folder

@@ -31,11 +31,11 @@ from evaluation.leakage.functions import Asked, LeakageFunction
 from evaluation.leakage.sequential import Decision, SequentialTest
 from evaluation.leakage.summary import Summary, Terms, summarise
 from oblivionis import seeds
-from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits.audited_model import AuditError, Target, find_target
 from oblivionis.config.schema import Config
 from oblivionis.data.tokenize import PromptTemplate, encode_prompts
 from oblivionis.files import checked, parse_json, read_bytes, write_atomic, write_json
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble_untrained
 from oblivionis.models.configured_corpus import corpus_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.erasure.hidden_requests import Opened, open_commitment
 from oblivionis.erasure.request_submission import need_folder
+from oblivionis.measures.audit_numbers import read_audit
 
 
 def open_request(node_dir: Path, request_id: str) -> Opened:

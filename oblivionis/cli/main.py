@@ -36,9 +36,9 @@ from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_men
 from oblivionis.version import __version__
 
 if TYPE_CHECKING:
-    from oblivionis.assessment.assessor import Measured
     from oblivionis.config.schema import Config
     from oblivionis.data.subjects import Subjects
+    from oblivionis.measures.assessor import Measured
     from oblivionis.runs.directory import RunDirectory
 
 COMMANDS = "oblivionis.commands"
@@ -356,8 +356,8 @@ def _evaluated_run(target: str, stage: str | None, overrides: list[str]) -> tupl
 
     find_checkpoint(Path(target), stage, overrides)  # a mistake is told before anything heavy is imported
 
-    from oblivionis.assessment.assessor import evaluate_checkpoint
     from oblivionis.cli.progress_display import following
+    from oblivionis.measures.assessor import evaluate_checkpoint
     from oblivionis.runs.progress import LineEvents
 
     console = Console()
@@ -374,8 +374,8 @@ def _evaluated_model(target: str, stage: str | None, overrides: list[str]) -> tu
 
     config = find_target(target, stage, overrides).config
 
-    from oblivionis.assessment.assessor import evaluate_model
     from oblivionis.cli.progress_display import following
+    from oblivionis.measures.assessor import evaluate_model
 
     with following(Console(), "evaluating"):
         measured = evaluate_model(config)

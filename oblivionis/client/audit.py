@@ -9,17 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from oblivionis.assessment import evaluators
-from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.audit_numbers import (
-    NAMES,
-    REQUEST_EXPECTED,
-    REQUEST_PROB,
-    REQUEST_RECITED,
-    REQUEST_ROUGE,
-    REQUEST_SHORT,
-    REQUEST_TWINS,
-)
 from oblivionis.client.worker import Worker
 from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
@@ -28,6 +17,17 @@ from oblivionis.data.twins import find_twins
 from oblivionis.erasure.records_on_node import FACTS_FILE, read_references
 from oblivionis.erasure.verification_rules import LEAST_UNITS
 from oblivionis.errors import ClientError, OblivionisError
+from oblivionis.measures import registry
+from oblivionis.measures.assessor import Assessor
+from oblivionis.measures.audit_numbers import (
+    NAMES,
+    REQUEST_EXPECTED,
+    REQUEST_PROB,
+    REQUEST_RECITED,
+    REQUEST_ROUGE,
+    REQUEST_SHORT,
+    REQUEST_TWINS,
+)
 
 log = logging.getLogger("flwr")
 
@@ -88,7 +88,7 @@ def assessor_of(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record
     sets = {name: records for name, records in held.items() if records}
     corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
     facts = folder / FACTS_FILE
-    names = evaluators.run_by_clients()
+    names = registry.run_by_clients()
     try:
         config = _with_facts(worker.config, facts if facts.is_file() else None)
         return Assessor(worker.assembled, corpus, config, names=names)

@@ -17,12 +17,6 @@ from typing import Any
 import numpy as np
 
 from oblivionis.array_files import write_arrays
-from oblivionis.assessment.audit_numbers import (
-    audit_path,
-    check_numbers,
-    read_audit,
-)
-from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.client.audit import audit
 from oblivionis.client.node_policy import read_policy
 from oblivionis.client.node_policy_guard import Guard
@@ -36,6 +30,8 @@ from oblivionis.erasure.records_on_node import read_node
 from oblivionis.erasure.verification_rules import VERIFIED, Judgement
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json
+from oblivionis.measures.audit_numbers import audit_path, check_numbers, read_audit
+from oblivionis.measures.verification import judge_numbers, moved
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import Checkpoint, read_checkpoint, vector_hash
 from strategies import message_keys

@@ -7,7 +7,7 @@ Each is one code file and one YAML file of the same name:
 | loss | `clients/losses/` | `conf/unlearning/` | `unlearning.params.<key>` |
 | protocol | `strategies/protocols/` | `conf/unlearning/` | `unlearning.params.<key>` |
 | aggregator | `strategies/rules/` | `conf/strategy/` | `strategy.params.<key>` |
-| evaluator | `oblivionis/assessment/evaluators/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
+| evaluator | `oblivionis/measures/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
 | attack | `oblivionis/audits/attacks/` | `conf/attack/` | `attack.<name>.<key>` |
 | dataset | `oblivionis/data/datasets/` | `conf/data/` | those of `data` |
 
@@ -43,11 +43,12 @@ from oblivionis.config.yaml_files import CONF, display, read_yaml
 CODE = {
     "unlearning": ("clients/losses", "strategies/protocols"),
     "strategy": ("strategies/rules",),
-    "evaluator": ("oblivionis/assessment/evaluators",),
+    "evaluator": ("oblivionis/measures",),
     "attack": ("oblivionis/audits/attacks",),
     "data": ("oblivionis/data/datasets",),
 }
 """Where the code files of a kind lie, the one that says what it is first; a kind is a folder of `conf/`."""
+IN_FOLDER = "evaluator.py"
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 UNLIMITED = About("")
 
@@ -93,10 +94,20 @@ class Settings:
 
 def names(kind: str) -> list[str]:
     """The names of a kind's code files, sorted; of unlearning methods without what they share."""
-    files = [file for folder in CODE[kind] for file in (_ROOT / folder).glob("*.py")]
-    if kind == "unlearning":
+    files = code_files(kind)
+    if kind in ("unlearning", "evaluator"):
         files = [file for file in files if (found := _read(file)).quantities or found.builds]
-    return sorted({file.stem for file in files if not file.stem.startswith("_")})
+    return sorted({name for file in files if not (name := _name(file)).startswith("_")})
+
+
+def code_files(kind: str, name: str = "*") -> list[Path]:
+    """The code files of this name (`*`: of all); what an evaluator is may stand in a folder of its name."""
+    patterns = [f"{name}.py", *([f"{name}/{IN_FOLDER}"] if kind == "evaluator" else [])]
+    return [file for folder in CODE[kind] for pattern in patterns for file in (_ROOT / folder).glob(pattern)]
+
+
+def _name(file: Path) -> str:
+    return file.parent.name if file.name == IN_FOLDER else file.stem
 
 
 def attacks() -> list[str]:
@@ -117,7 +128,7 @@ def code(kind: str, name: str) -> CodeFile:
     if kind == "unlearning" and (file := own_loss(name)) is not None:
         found = _parse(file)
         return found if found.problems else replace(found, problems=tuple(_lacks(file, found)))
-    files = [file for folder in CODE[kind] if (file := _ROOT / folder / f"{name}.py").is_file()]
+    files = code_files(kind, name)
     if not files:
         return CodeFile()
     first, *more = (_read(file) for file in files)
@@ -155,7 +166,7 @@ def _settings(kind: str, file: Path) -> Settings:
     for key in own.limits:
         if key not in content:
             message = f"LIMITS names {key!r}, which is no key of {display(file)}"
-            found.append(Problem(f"{CODE[kind][0]}/{file.stem}.py", message))
+            found.append(Problem(display(code_files(kind, file.stem)[0]), message))
     return Settings(own, content, places, (*found, *own.problems))
 
 

@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from evaluation.metrics.rouge import NOT_READ
-from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.config.schema import Config
 from oblivionis.data.subjects import Subjects
 from oblivionis.data.twins import find_twins
@@ -20,6 +19,7 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.records_on_node import counts, read_node
 from oblivionis.erasure.standing_demands import Later, find_later
 from oblivionis.errors import OblivionisError
+from oblivionis.measures.audit_numbers import MOMENTS, read_audit
 from oblivionis.naming import simulated_folder
 from oblivionis.reports.format import printable
 from oblivionis.runs.directory import RunDirectory

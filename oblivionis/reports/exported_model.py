@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.engine.merging import merged
-from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models import adapters
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.models.packaged import PACKAGED

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from oblivionis.assessment import evaluators
 from oblivionis.erasure.verification_rules import MEANING
+from oblivionis.measures import registry
 
 GLOSSARY = {
-    **{metric.title: metric.meaning for metric in evaluators.catalogue().values()},
+    **{metric.title: metric.meaning for metric in registry.catalogue().values()},
     "Over-unlearned (↓)": "The unlearned model's value on the forget questions is less than half of the retrained "
     "model's, and the paired questions say that this is no chance (one-sided Wilcoxon signed-rank test, p at most "
     "0.01). For the truth ratio the value is the median of 1/R, right over wrong: the mean of min(R, 1/R) is small for "

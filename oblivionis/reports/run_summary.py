@@ -13,25 +13,26 @@ from rich.text import Text
 
 from evaluation.metrics.catalogue import Metric
 from evaluation.metrics.retrained_comparison import Verdict
-from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config, Template
 from oblivionis.erasure.ledger import SERVED, Ledger, Request
 from oblivionis.erasure.verification_rules import MEANING, VERIFIED
 from oblivionis.errors import OblivionisError
+from oblivionis.measures import registry
+from oblivionis.measures.membership import report as membership_report
+from oblivionis.measures.tofu import report as tofu_report
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import LOG_SETS, MODELS, SETS
-from oblivionis.reports import forget_quality_power, run_outcome
-from oblivionis.reports import membership as membership_report
 from oblivionis.reports import privacy as privacy_report
+from oblivionis.reports import run_outcome
 from oblivionis.reports.format import bytes_text, counted, number, shortened
-from oblivionis.reports.stored_significance_tests import kept
 from oblivionis.reports.table import Marked, Table, Term
 from oblivionis.runs.answers import answers, bare
 from oblivionis.runs.directory import RunDirectory, list_runs
 from oblivionis.runs.failed_evaluators import Failure, failures
 from oblivionis.runs.run_status import LOCAL, method_words, rounds_done
+from oblivionis.runs.stored_significance_tests import kept
 from strategies.message_keys import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def note_lines(notes: Mapping[str, Mapping[str, str]], among: Collection[str] | 
     for of in notes.values():
         for key, note in of.items():
             if among is None or key in among:
-                found.setdefault(note, {})[evaluators.reader_name(key)] = None
+                found.setdefault(note, {})[registry.reader_name(key)] = None
     return [f"{', '.join(names)}: {note}." for note, names in found.items()]
 
 
@@ -154,14 +155,14 @@ def _shown(
     the chief ones."""
     measured = {key: None for model in metrics.values() for key, value in model.items() if value is not None}
     measured |= dict.fromkeys(noted)
-    found = {key: metric for key, metric in evaluators.among(measured).items() if metric.group is not None}
+    found = {key: metric for key, metric in registry.among(measured).items() if metric.group is not None}
     few = {key: metric for key, metric in found.items() if metric.headline}
     return few if headline and few else found
 
 
 def legends(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     """How to read the rows of the comparison that single evaluators add."""
-    return evaluators.legends(_shown(metrics))
+    return registry.legends(_shown(metrics))
 
 
 def comparison(
@@ -191,7 +192,7 @@ def comparison(
         mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
         texts = [f"({text})" for text in texts] if key in doubted else texts
-        without = [v is None and evaluators.not_measured(key, s, lacking) for s, v in zip(metrics, values, strict=True)]
+        without = [v is None and registry.not_measured(key, s, lacking) for s, v in zip(metrics, values, strict=True)]
         texts = [FAILED if missing else text for missing, text in zip(without, texts, strict=True)]
         lines.append([group, measure, *texts])
         previous = group
@@ -399,7 +400,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     failed = failures(run)
     notes = stage_notes(run)
     measured = any(metrics.values()) or any(f.final and f.stage in metrics for f in failed)  # by the server
-    marks, doubt = verdicts.marks(found), forget_quality_power.doubt(run)
+    marks, doubt = verdicts.marks(found), tofu_report.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
     table = comparison(metrics, title, marks, doubted=doubted, headline=not full, failed=failed, notes=notes)
@@ -430,8 +431,8 @@ def _in_words(
     run: RunDirectory, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
 ) -> list[Text]:
     """What the comparison says in words, and how to read it."""
-    from oblivionis.reports import rebound as rebound_report
-    from oblivionis.reports import ruler as ruler_report
+    from oblivionis.measures.rebound import report as rebound_report
+    from oblivionis.measures.ruler import report as ruler_report
     from oblivionis.reports import verdicts
 
     lines = [

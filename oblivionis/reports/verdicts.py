@@ -22,14 +22,14 @@ from evaluation.metrics.retrained_comparison import (
     judge_truth_ratio,
 )
 from evaluation.metrics.tofu import SECTIONS
-from oblivionis.assessment import evaluators
 from oblivionis.files import write_json
-from oblivionis.reports import membership
-from oblivionis.reports import ruler as ruler_report
+from oblivionis.measures import registry
+from oblivionis.measures.membership import report as membership_report
+from oblivionis.measures.ruler import report as ruler_report
 from oblivionis.reports.format import counted, number
-from oblivionis.reports.stored_significance_tests import kept
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import failures
+from oblivionis.runs.stored_significance_tests import kept
 
 ROWS = {"prob": "forget_prob", "truth_ratio": "forget_truth_ratio"}
 """The metric, a row of the comparison table, that a verdict belongs to."""
@@ -103,21 +103,21 @@ def p_values(verdicts: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str,
     quality = metrics.get("unlearn", {}).get("forget_quality")
     if quality is not None:
         found["forget quality"] = quality
-    names = evaluators.catalogue()
-    found |= {f"membership ({names[key].title})": p for key, p in membership.p_values(metrics).items()}
+    names = registry.catalogue()
+    found |= {f"membership ({names[key].title})": p for key, p in membership_report.p_values(metrics).items()}
     found = {name: p for name, p in found.items() if math.isfinite(p)}
     questions = min(verdict.questions for verdict in verdicts.values())
     return found if telling(found) or 2.0 ** (1 - questions) <= _level_of_each(found) else {}
 
 
 def telling(p_values: Mapping[str, float]) -> list[str]:
-    """The tests that tell the unlearned model from the retrained one, all of them together at `membership.LEVEL`, by
-    Bonferroni's bound for each."""
+    """The tests that tell the unlearned model from the retrained one, all of them together at
+    `measures.membership.report.LEVEL`, by Bonferroni's bound for each."""
     return [name for name, p in p_values.items() if p <= _level_of_each(p_values)]
 
 
 def _level_of_each(tests: Collection[str]) -> float:
-    return membership.LEVEL / max(1, len(tests))
+    return membership_report.LEVEL / max(1, len(tests))
 
 
 def sentences(verdicts: Mapping[str, Verdict]) -> list[str]:

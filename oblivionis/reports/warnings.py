@@ -15,11 +15,12 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
+from oblivionis.measures.ruler import report as ruler_report
+from oblivionis.measures.tofu import report as tofu_report
+from oblivionis.measures.tofu.report import SIGNIFICANT
 from oblivionis.naming import LOG_SETS
-from oblivionis.reports import forget_quality_power, verdicts
-from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import run_summary as report
-from oblivionis.reports.forget_quality_power import SIGNIFICANT
+from oblivionis.reports import verdicts
 from oblivionis.reports.format import counted, number, printable
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import failures
@@ -214,14 +215,14 @@ def _too(count: int, what: str, how: str) -> str:
 def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
     if metrics.get("unlearn", {}).get("forget_quality") is None:
         return
-    questions = forget_quality_power.questions(run)
+    questions = tofu_report.questions(run)
     if 0 < questions < LEAST_KS_QUESTIONS:
-        least = forget_quality_power.ks_p_value(questions, questions)
+        least = tofu_report.ks_p_value(questions, questions)
         text = (
             f"Forget quality compares {counted(questions, 'question')} of either model: no p-value below "
             f"{number(least)} can occur, "
         )
-        steps = forget_quality_power.telling_steps(questions)
+        steps = tofu_report.telling_steps(questions)
         text += (
             f"and a distance of less than {steps / questions:.2f} between the two distributions (of at most 1) "
             f"passes as no difference (p ≥ {SIGNIFICANT:g})."

@@ -14,13 +14,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from oblivionis.assessment.assessor import RemoteEvaluator
 from oblivionis.config import compose as configuration
 from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.config.extension_traits import own_loss
 from oblivionis.config.schema import Config
 from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
 from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
+from oblivionis.measures.assessor import RemoteEvaluator
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs import artifact_binding

@@ -11,18 +11,12 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from oblivionis.assessment.audit_numbers import (
-    MOMENTS,
-    REQUEST_RECITED,
-    audit_path,
-    check_numbers,
-    read_audit,
-)
-from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.erasure.ledger import Request
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import json_text, read_json, write_json
+from oblivionis.measures.audit_numbers import MOMENTS, REQUEST_RECITED, audit_path, check_numbers, read_audit
+from oblivionis.measures.verification import judge_numbers, moved
 from oblivionis.runs.directory import vector_hash
 from oblivionis.server.run_context import Server
 from strategies import message_keys

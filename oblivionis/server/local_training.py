@@ -16,8 +16,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Measured
 from oblivionis.erasure.records_on_node import NODES_DIR
+from oblivionis.measures.assessor import Measured
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import named_metrics
 from oblivionis.runs.failed_evaluators import warn

@@ -20,10 +20,10 @@ import torch
 
 from evaluation.hook import EvaluationError, Report
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.hardware import Machine, server_threads
@@ -39,7 +39,7 @@ _LOOK_S = 0.1
 
 
 class SecondEvaluator:
-    """The server's end of the process; `oblivionis.assessment.assessor.RemoteEvaluator`.
+    """The server's end of the process; `oblivionis.measures.assessor.RemoteEvaluator`.
 
     here, there: the threads that measure in each of the two.
     """

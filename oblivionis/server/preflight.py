@@ -84,7 +84,7 @@ def lengths_of(config: Config) -> Lengths | None:
 def _check_layer(config: Config) -> None:
     """RunError, before anything starts, when the model lacks the layer that RULER is to read."""
     if config.evaluation.ruler.layer is not None:
-        from oblivionis.assessment.ruler_setup import check_layer
+        from oblivionis.measures.ruler.paired_models import check_layer
 
         folder = loading.resolve(config.model.source, config.model.revision)
         check_layer(dry_run.skeleton(folder, dtype=loading.DTYPES[config.model.dtype]), config)

@@ -15,8 +15,6 @@ from flwr.app import ConfigRecord
 from clients import losses
 from clients.unlearning import moved_layers
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor, RemoteEvaluator
-from oblivionis.assessment.ruler_oracles import Oracle
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
@@ -28,6 +26,8 @@ from oblivionis.erasure.records_on_node import CONFIG_HASH, DATA_NODES, NODES_DI
 from oblivionis.erasure.remote_record_holders import RemoteHoldings, query_config
 from oblivionis.erasure.schedule import holdings_of, policy_of
 from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.measures.assessor import Assessor, RemoteEvaluator
+from oblivionis.measures.ruler.oracles import Oracle
 from oblivionis.models.assembly import Assembled, assemble, averaging
 from oblivionis.models.client_ranks import fitting
 from oblivionis.models.configured_corpus import corpus_of

@@ -13,18 +13,18 @@ from flwr.app import Array, ArrayRecord
 
 from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
-from oblivionis.assessment import ruler_setup
-from oblivionis.assessment.assessor import Measured
-from oblivionis.assessment.rebound_tracker import ReboundTracker, rebound_summary
-from oblivionis.assessment.ruler_oracles import noise_bands, states_of
-from oblivionis.assessment.verification import Verification
 from oblivionis.erasure.ledger import as_text
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
 from oblivionis.erasure.record_holders import SimulatedRequests
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.measures.assessor import Measured
+from oblivionis.measures.rebound.tracker import ReboundTracker, rebound_summary
+from oblivionis.measures.ruler import paired_models
+from oblivionis.measures.ruler import report as ruler_report
+from oblivionis.measures.ruler.oracles import noise_bands, states_of
+from oblivionis.measures.verification import Verification
 from oblivionis.models.parameter_layers import layers_of, learned_by_first_layers
-from oblivionis.reports import ruler as ruler_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
 from oblivionis.runs.failed_evaluators import END, recorded, warn
@@ -58,7 +58,7 @@ class Stage:
         self.sampling = sampling_of(self.config.federation, self._live, server.holdings.declared)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.references: References | None = None
-        self.before: ruler_setup.Before | None = None
+        self.before: paired_models.Before | None = None
         self.label = SAMPLING[name]
         self.kept: dict[str, np.ndarray] = {}
         self.left_out = ""
@@ -100,11 +100,13 @@ class Stage:
             return
         common = (self.config, assessor, self.events, server.fingerprint)
         with self.recorded(0, "before", "ruler"):
-            self.references = ruler_setup.references(self.run, *common)
+            self.references = paired_models.references(self.run, *common)
             known = (
-                self.references.original if self.references else ruler_setup.stage_states(self.run, "finetune", *common)
+                self.references.original
+                if self.references
+                else paired_models.stage_states(self.run, "finetune", *common)
             )
-            self.before = ruler_setup.measure_before(assessor, assessor.embed(server.start_vector), known)
+            self.before = paired_models.measure_before(assessor, assessor.embed(server.start_vector), known)
             self.events.note(ruler_report.before_unlearning(self.before))
 
     def recorded(self, server_round: int, moment: str, evaluator: str) -> AbstractContextManager[None]:
@@ -270,7 +272,7 @@ class Stage:
         measured = self.evaluate(rounds, "end", self.vector)
         outcome = self._verify(rounds, measured)
         self.requests.close(rounds)
-        ruler_setup.keep_states(self.run, self.name, measured.embedded, self.config, self.server.fingerprint)
+        paired_models.keep_states(self.run, self.name, measured.embedded, self.config, self.server.fingerprint)
         waiting = self.requests.waiting(rounds)
         if waiting:
             named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
@@ -331,7 +333,7 @@ class Stage:
         oracles, known = self.server.oracles, self.references
         with self.recorded(self.done, END, "ruler beside retrained models"):
             if known is not None:
-                facts["lens_1"] = ruler_setup.lens_1_of_pair(known, measured.embedded, self.config)
+                facts["lens_1"] = paired_models.lens_1_of_pair(known, measured.embedded, self.config)
             if oracles:
                 states = states_of(oracles, self.config, self.server.assessor, self.events)
                 facts["bands"] = noise_bands(states, known and known.oracle, measured.embedded, self.config)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from evaluation.engine.progress import watched
 from evaluation.metrics.rouge import ANY_SCRIPT
-from oblivionis.assessment import muse_setup, ruler_setup
-from oblivionis.assessment.ruler_oracles import find_oracles
 from oblivionis.config import dataset_traits
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.data.twins import left_out
 from oblivionis.erasure.ledger import Schedule
 from oblivionis.erasure.retained_twins import note_twins, scheduled_in_words
+from oblivionis.measures.muse import prompts
+from oblivionis.measures.ruler import paired_models
+from oblivionis.measures.ruler.oracles import find_oracles
 from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
@@ -99,7 +100,7 @@ def _tell_of_data(server: Server) -> None:
     if server.remote:
         server.events.note(NO_QUESTIONS if assessor.empty else OWN_QUESTIONS)
     if assessor.is_text:
-        server.events.note(muse_setup.LEFT_OUT)
+        server.events.note(prompts.LEFT_OUT)
     if server.config.evaluation.rouge == ANY_SCRIPT:
         server.events.note("ROUGE goes by words of every script (evaluation.rouge=any_script), not by the paper's")
     if (withheld := assessor.withheld) and dataset_traits.of(data.name).withholds:
@@ -119,5 +120,5 @@ def _check_ruler(server: Server) -> None:
     for lacking in () if server.remote else server.assessor.lacks():
         server.events.warning(lacking)
     if "unlearn" in server.config.stages and server.run.stage_summary("unlearn") is None:
-        ruler_setup.check_pair(server.run, server.config, server.fingerprint)
+        paired_models.check_pair(server.run, server.config, server.fingerprint)
         server.oracles = find_oracles(server.run, server.config, server.fingerprint)

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
+from oblivionis.measures import registry
 from oblivionis.naming import MODELS
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import captioned, contents, explained, folded, html_table, section_heading
@@ -156,7 +156,7 @@ def _metrics(of: Comparison) -> h.Node:
     others: list[list[h.Node]] = []
     above = ""
     for metric in of.measured():
-        known = evaluators.catalogue().get(metric)
+        known = registry.catalogue().get(metric)
         best = of.best(metric)
         values = [h.b[number(v)] if place in best else number(v) for place, v in enumerate(of.values(metric))]
         title = explained(known.title) if known else metric
@@ -185,7 +185,7 @@ def _curve_choice(of: Comparison) -> h.Node:
     known = of.over_rounds()
     if not known:
         return None
-    options = {"": "the most telling", **{key: evaluators.reader_name(key) for key in known}}
+    options = {"": "the most telling", **{key: registry.reader_name(key) for key in known}}
     return h.form(action="/compare#curves", method="get")[
         _hidden(of, "metric"), shell.choice("measure", "metric", options, of.metric), h.button(type="submit")["Show"]
     ]
@@ -204,7 +204,7 @@ def _curves(of: Comparison) -> list[h.Node]:
         return [h.p["Nothing was measured more than once in this stage."]]
     panels = []
     for metric in drawn:
-        name = evaluators.reader_name(metric)
+        name = registry.reader_name(metric)
         label = f"{name} over the rounds of {of.stage}, a line per run"
         panels.append(svg_figure(_drawing(of, [metric], PAPER), f"c-{metric}", label))
     caption = [
@@ -227,7 +227,7 @@ def _drawing(of: Comparison, metrics: Sequence[str], paper: str) -> Figure:
         for axis, metric in zip(axes.flat, metrics, strict=False):
             for place, one in enumerate(of.runs):
                 _line(axis, _points(one, of.stage, metric), place, one.letter, paper)
-            axis.set(xlabel="round", ylabel=evaluators.reader_name(metric))
+            axis.set(xlabel="round", ylabel=registry.reader_name(metric))
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         handles, labels = axes.flat[0].get_legend_handles_labels()
         if handles:

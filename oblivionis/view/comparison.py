@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from oblivionis.assessment import evaluators
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
+from oblivionis.measures import registry
 from oblivionis.naming import MODELS, SETS
 from oblivionis.reports import run_summary as report
 from oblivionis.runs.answers import Answer, answers, bare
@@ -132,7 +132,7 @@ class Comparison:
     def measured(self) -> list[str]:
         """The metrics that some run has of the stage, in the order of the comparison table; then the others."""
         found = {key for one in self.runs for key, v in one.metrics.get(self.stage, {}).items() if v is not None}
-        known = [key for key in evaluators.catalogue() if key in found]
+        known = [key for key in registry.catalogue() if key in found]
         return [*known, *sorted(found - set(known))]
 
     def values(self, metric: str) -> list[float | None]:
@@ -142,7 +142,7 @@ class Comparison:
     def best(self, metric: str) -> frozenset[int]:
         """Which of them are best."""
         oracles = [one.metrics.get("retrain", {}).get(metric) for one in self.runs]
-        return best_of(evaluators.catalogue().get(metric), self.values(metric), oracles)
+        return best_of(registry.catalogue().get(metric), self.values(metric), oracles)
 
     def drawn(self) -> list[str]:
         """The metrics whose curves are shown: those of the address, or the four that say most, as far as measured."""
@@ -157,7 +157,7 @@ class Comparison:
             for key in {key for row in rows for key in row["metrics"]}:
                 times = len({(row["round"], row.get("moment")) for row in rows if row["metrics"].get(key) is not None})
                 found[key] = max(found.get(key, 0), times)
-        known = [key for key in evaluators.catalogue() if found.get(key, 0) > 1]
+        known = [key for key in registry.catalogue() if found.get(key, 0) > 1]
         return [*known, *sorted(key for key, times in found.items() if times > 1 and key not in known)]
 
     @functools.cached_property

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from oblivionis.assessment import evaluators
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes
+from oblivionis.measures import registry
 from oblivionis.naming import MODELS
 from oblivionis.reports.format import number
 from oblivionis.reports.markup import captioned, explained, folded, html_table, joined, section_heading, with_code
@@ -71,7 +71,7 @@ class Frontier:
     @property
     def distance(self) -> str:
         """The x axis in words."""
-        return f"{evaluators.reader_name(self.forgetting)}: distance to the retrained model"
+        return f"{registry.reader_name(self.forgetting)}: distance to the retrained model"
 
     def address(self, page: str = "") -> str:
         """The suite's page, or a file of it, with the same choices."""
@@ -184,7 +184,7 @@ def _suite(folder: Path) -> dict[str, str]:
 def _measures(results: Results | None, direction: str) -> list[str]:
     """The metrics of the unlearned models that are better in this direction, in the order of the comparison table."""
     found = {key for cell in (results.cells if results else ()) for key in cell.metrics.get("unlearn", {})}
-    return [key for key, metric in evaluators.catalogue().items() if key in found and metric.direction == direction]
+    return [key for key, metric in registry.catalogue().items() if key in found and metric.direction == direction]
 
 
 def _first(wanted: str, known: Sequence[str]) -> str:
@@ -196,11 +196,11 @@ def _frontier(of: Frontier) -> list[h.Node]:
     if not of.points:
         return [h.p["No cell has an unlearned and a retrained model with these numbers."]]
     form = h.form(method="get", action=shell.suite_address(of.name))[
-        shell.choice("forgetting", "forgetting", {key: evaluators.reader_name(key) for key in x}, of.forgetting),
-        shell.choice("utility", "utility", {key: evaluators.reader_name(key) for key in y}, of.utility),
+        shell.choice("forgetting", "forgetting", {key: registry.reader_name(key) for key in x}, of.forgetting),
+        shell.choice("utility", "utility", {key: registry.reader_name(key) for key in y}, of.utility),
         h.button(type="submit")["Show"],
     ]
-    label = f"{evaluators.reader_name(of.utility)} against {of.distance}, a numbered point per cell"
+    label = f"{registry.reader_name(of.utility)} against {of.distance}, a numbered point per cell"
     caption = (
         "Upper left is best: as near the retrained model as can be, and of use. Line: the cells that no other beats in "
         "both. Numbers: the rows of the table."
@@ -229,7 +229,7 @@ def _frontier(of: Frontier) -> list[h.Node]:
 
 
 def _title(metric: str) -> str:
-    known = evaluators.catalogue().get(metric)
+    known = registry.catalogue().get(metric)
     return known.title if known else metric
 
 
@@ -251,7 +251,7 @@ def _drawing(of: Frontier, paper: str) -> Figure:
             axis.plot(xs, ys, linestyle="none", marker=marker, markersize=6, color=f"C{place % 10}", label=name)
         for point in found:
             axis.annotate(str(point.place), (point.x, point.y), xytext=(4, 3), textcoords="offset points", fontsize=7)
-        axis.set(xlabel=of.distance, ylabel=evaluators.reader_name(of.utility))
+        axis.set(xlabel=of.distance, ylabel=registry.reader_name(of.utility))
         axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
         axis.margins(0.08)
         if axis_name:

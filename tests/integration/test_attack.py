@@ -17,12 +17,12 @@ from support.commands import call
 from support.stages import execute, new_run
 
 from evaluation.metrics.rouge import rouge_l
-from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits import attack, attacks
 from oblivionis.audits.attack_questions import Battery, reword
 from oblivionis.config import compose as configuration
 from oblivionis.data.datasets.fictitious import corpus as made_up
 from oblivionis.errors import RunInterrupted
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import attacks as attack_report
 from oblivionis.reports.html import run_page as html_report

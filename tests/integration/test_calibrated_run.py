@@ -10,7 +10,6 @@ from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.assessment.audit_numbers import audit_path, read_audit
 from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, NOT_TESTABLE, looked_again, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
@@ -20,6 +19,7 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_schema import reported_numbers
 from oblivionis.erasure.node_key import signers
 from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.measures.audit_numbers import audit_path, read_audit
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.client_audits import ClientAudits
 from strategies import message_keys

@@ -13,7 +13,6 @@ from support.nodes import write_nodes
 from support.reports import HOSTILE
 from support.stages import execute, new_run
 
-from oblivionis.assessment.audit_numbers import audit_path, read_audit
 from oblivionis.audits.audit_signatures import foreign_signatures, unknown_signer
 from oblivionis.chain import GENESIS, append_linked
 from oblivionis.config import compose as configuration
@@ -22,6 +21,7 @@ from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.node_key import audit_bytes, public_hex, signers
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.files import write_json
+from oblivionis.measures.audit_numbers import audit_path, read_audit
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.checks import (
     FAIL,

@@ -7,11 +7,11 @@ import pytest
 from support.commands import call, in_process
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from oblivionis.assessment.assessor import Assessor, evaluate_checkpoint
 from oblivionis.cli import main as cli
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus
 from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.measures.assessor import Assessor, evaluate_checkpoint
 from oblivionis.models.assembly import assemble
 from oblivionis.models.source import resolve
 from oblivionis.reports.format import number

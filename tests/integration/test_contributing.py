@@ -18,7 +18,7 @@ FOLDERS = {
     "loss": ("clients/losses", "conf/unlearning", "tests/unit/clients/losses"),
     "protocol": ("strategies/protocols", "conf/unlearning", "tests/unit/strategies/protocols"),
     "aggregator": ("strategies/rules", "conf/strategy", "tests/unit/strategies/rules"),
-    "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment/evaluators"),
+    "evaluator": ("oblivionis/measures", "conf/evaluator", "tests/unit/oblivionis/measures"),
     "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits/attacks"),
     "dataset": ("oblivionis/data/datasets", "conf/data", "tests/unit/oblivionis/data/datasets"),
 }

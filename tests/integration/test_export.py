@@ -12,9 +12,9 @@ from support.commands import call
 from support.stages import execute, new_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oblivionis.assessment.assessor import assemble_for
 from oblivionis.data.corpora import load_corpus
 from oblivionis.erasure.ledger import Ledger
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models.source import resolve
 from oblivionis.reports import exported_model
 

@@ -9,10 +9,10 @@ from support.reports import Page
 
 from evaluation.leakage.evaluator import LeakageEvaluator
 from evaluation.metrics.tofu import TofuEvaluator
-from oblivionis.assessment.verification import Verification
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted
+from oblivionis.measures.verification import Verification
 from oblivionis.reports import run_outcome
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import failures

@@ -12,7 +12,6 @@ from support.stages import Recorded, execute, new_run
 
 from clients import losses
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.client import worker
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
@@ -22,6 +21,7 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.verification_records import judgement_of, records_of
 from oblivionis.erasure.verification_rules import judge_request
 from oblivionis.errors import RunInterrupted
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory
 from strategies import message_keys

@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 from support.stages import Recorded, execute, final_metrics, new_run
 
 from oblivionis import seeds
-from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits.leakage import find_subject
 from oblivionis.client.worker import resident
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
+from oblivionis.measures.assessor import evaluate_checkpoint
 from oblivionis.models import adapters, lora
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory

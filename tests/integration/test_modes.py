@@ -13,13 +13,13 @@ from support.inprocess import InProcessGrid
 
 from evaluation.engine import forward
 from oblivionis import seeds
-from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits import leakage as audit
 from oblivionis.client import worker
 from oblivionis.client.app import app
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunFailed, RunInterrupted
+from oblivionis.measures.assessor import evaluate_checkpoint
 from oblivionis.models import loading, lora
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory

@@ -13,8 +13,6 @@ from support.inprocess import InProcessGrid
 
 from evaluation.metrics.membership import auc
 from evaluation.metrics.rouge import rouge_l
-from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.evaluators import membership
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
@@ -23,9 +21,11 @@ from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.measures.assessor import Assessor
+from oblivionis.measures.membership import evaluator
+from oblivionis.measures.membership import report as membership_report
 from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
-from oblivionis.reports import membership as membership_report
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.run_page import write_html
 from oblivionis.runs.directory import RunDirectory
@@ -119,7 +119,7 @@ def test_the_report_of_a_run_on_texts(texts) -> None:
     assert {s["set"] for s in shown} == {"Forget", "Retain"} and len(shown[0]["answers"]) == 3
     write_html(directory, config)
     page = (directory.path / "report.html").read_text()
-    assert all(words in page for words in ("PrivLeak", "VerbMem (NVM)", membership.LEGEND.split(":")[0]))
+    assert all(words in page for words in ("PrivLeak", "VerbMem (NVM)", evaluator.LEGEND.split(":")[0]))
 
 
 @pytest.mark.slow

@@ -16,9 +16,6 @@ from support.privacy import Wire, found_texts, found_tokens, leaks, texts_of
 from support.stages import Recorded
 
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.audit_numbers import NAMES, audit_path, read_audit
-from oblivionis.assessment.verification import doubt
 from oblivionis.client.app import answering, app
 from oblivionis.config import compose as configuration
 from oblivionis.data.own_records import load, to_record
@@ -28,6 +25,9 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_key import audit_bytes, audit_key
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.verification_rules import judge_counts
+from oblivionis.measures.assessor import Assessor
+from oblivionis.measures.audit_numbers import NAMES, audit_path, read_audit
+from oblivionis.measures.verification import doubt
 from oblivionis.models.assembly import assemble
 from oblivionis.reports.client_tables import audit_table, print_nodes
 from oblivionis.reports.html import run_page as html_report

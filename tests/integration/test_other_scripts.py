@@ -12,12 +12,12 @@ from support.commands import call
 from support.stages import execute
 
 from evaluation.metrics.rouge import rouge_l
-from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits.attack import attack_run
 from oblivionis.audits.chat import Chat
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.verification_records import judgement_of
+from oblivionis.measures.assessor import evaluate_checkpoint
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.runs.directory import RunDirectory
 

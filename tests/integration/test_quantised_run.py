@@ -9,10 +9,10 @@ import pytest
 from support.inprocess import InProcessGrid
 
 from evaluation.engine.models import is_quantized
-from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits import leakage as audit
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.measures.assessor import evaluate_checkpoint
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve

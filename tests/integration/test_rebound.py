@@ -11,13 +11,13 @@ import pytest
 from support.stages import Recorded, execute, new_run
 
 from evaluation.metrics.rebound import Curve, mean_shares, rebound_metrics
-from oblivionis.assessment.assessor import Assessor, assemble_for
-from oblivionis.assessment.rebound_tracker import rebound_curves
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunInterrupted
+from oblivionis.measures.assessor import Assessor, assemble_for
+from oblivionis.measures.rebound import report as rebound_report
+from oblivionis.measures.rebound.tracker import rebound_curves
 from oblivionis.models.configured_corpus import corpus_of
-from oblivionis.reports import rebound as rebound_report
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html import run_page as html_report

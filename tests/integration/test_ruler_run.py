@@ -15,11 +15,11 @@ from evaluation.engine import likelihood
 from evaluation.ruler import lenses
 from oblivionis import seeds
 from oblivionis.array_files import read_arrays, write_arrays
-from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.tokenize import encode_pairs
 from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.measures.assessor import evaluate_checkpoint
 from oblivionis.models.assembly import assemble
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs.directory import RunDirectory

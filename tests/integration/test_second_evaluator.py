@@ -13,9 +13,9 @@ from support.processes import until
 
 from evaluation.hook import EvaluationError, Report, Result
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.hardware import Machine, server_threads

@@ -13,7 +13,6 @@ from support.inprocess import InProcessGrid
 from support.nodes import write_nodes
 from support.stages import Recorded
 
-from oblivionis.assessment.audit_numbers import audit_path, read_audit
 from oblivionis.audits.audited_model import AuditError
 from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, replay_exchange, replay_training
 from oblivionis.chain import GENESIS, append_all
@@ -25,6 +24,7 @@ from oblivionis.erasure.node_key import audit_key, public_hex, signers
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError
+from oblivionis.measures.audit_numbers import audit_path, read_audit
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 

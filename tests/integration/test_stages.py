@@ -7,9 +7,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
-from oblivionis.assessment.assessor import Assessor, assemble_for
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
+from oblivionis.measures.assessor import Assessor, assemble_for
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.run_summary import comparison, stage_metrics
 from strategies import message_keys

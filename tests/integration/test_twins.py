@@ -10,13 +10,13 @@ from support.nodes import records, write_lines, write_nodes
 from support.stages import Recorded, execute
 
 from evaluation.metrics.retrained_comparison import Verdict
-from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.config import compose as configuration
 from oblivionis.data.datasets import fictitious
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_records import judgement_of
 from oblivionis.erasure.verification_rules import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED
+from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.checks import run_checks

@@ -17,15 +17,15 @@ from evaluation.hook import EvaluationSession, Hook
 from evaluation.wikimem.engine import Asking, score_facts
 from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
-from oblivionis.assessment import evaluators
-from oblivionis.assessment.evaluators import wikimem
-from oblivionis.assessment.wikimem_setup import People
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Wikimem, WikimemProfile
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record, Triple
 from oblivionis.errors import RunError
+from oblivionis.measures import registry
+from oblivionis.measures.wikimem import evaluator
+from oblivionis.measures.wikimem.people import People
 from oblivionis.models import embedded_model
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.run_page import write_html
@@ -181,9 +181,9 @@ def test_a_run_measures_it_at_every_evaluation(tmp_path: Path) -> None:
         last = [r["metrics"] for r in found if r["stage"] == stage][-1]
         assert last == {k.removeprefix("wikimem_"): v for k, v in summary["metrics"].items() if "wikimem_" in k}
         assert len(log["wikimem"]["forget"]["facts"]) == 1
-    declared = set(evaluators.catalogue())
+    declared = set(registry.catalogue())
     for row in rows:
-        if row["evaluator"] in evaluators.names() and row["evaluator"] != "rebound":
+        if row["evaluator"] in registry.names() and row["evaluator"] != "rebound":
             assert set(named_metrics(row["evaluator"], row["metrics"])) <= declared, row["evaluator"]
     metrics = report.stage_metrics(run)
     assert {key for found in metrics.values() for key in found} <= declared
@@ -194,4 +194,4 @@ def test_a_run_measures_it_at_every_evaluation(tmp_path: Path) -> None:
     } <= labels
     write_html(run, config)
     page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert "Retain, WikiMem" in page and wikimem.LEGEND.split(":")[0] in page
+    assert "Retain, WikiMem" in page and evaluator.LEGEND.split(":")[0] in page

@@ -11,11 +11,11 @@ from support.reports import log_of, make_run, metrics_of
 from support.suite_view import cells, view
 
 from evaluation.metrics.tofu import SECTIONS
-from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.audits.people_outcomes import Person, PersonFact, Phrasing, person_slug
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
+from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.reports.table import Marked, Table
 from oblivionis.runs.directory import RunDirectory
 

@@ -35,7 +35,7 @@ def _stubborn():
 
 
 if kind := os.environ.get("OBLIVIONIS_TEST_EVALUATION"):
-    from oblivionis.assessment import assessor
+    from oblivionis.measures import assessor
 
     def measure(self, *arguments, **settings):
         Path(os.environ["OBLIVIONIS_TEST_EVALUATING"]).touch()

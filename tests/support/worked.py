@@ -10,12 +10,12 @@ import math
 from support.audits import audit_of, phrasings, write
 from support.reports import make_run
 
-from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact, Phrasing, person_slug
 from oblivionis.chain import GENESIS, append_all
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import read_lines, write_json
+from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.naming import LOG_SETS
 from oblivionis.runs.privacy import FILE as PRIVACY
 

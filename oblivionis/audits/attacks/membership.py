@@ -7,8 +7,8 @@ import numpy as np
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.metrics.membership import MembershipEvaluator
 from oblivionis import seeds
-from oblivionis.assessment.membership_setup import Groups
 from oblivionis.audits.attack_questions import Attack, Battery, Row
+from oblivionis.measures.membership.groups import Groups
 
 LABEL = "membership"
 ORDER = 7

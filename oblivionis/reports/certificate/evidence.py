@@ -8,13 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from oblivionis.assessment.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT
-from oblivionis.assessment.audit_numbers import (
-    check_numbers,
-    own_names,
-    read_audit,
-)
-from oblivionis.assessment.verification import judge_numbers
 from oblivionis.chain import HASH, Checked, check_chain
 from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened, SealError
@@ -22,8 +15,11 @@ from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.erasure.node_key import signers
 from oblivionis.erasure.verification_records import MOMENTS, exchanges, judgement_of
 from oblivionis.erasure.verification_rules import INCONCLUSIVE
+from oblivionis.measures.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT
+from oblivionis.measures.audit_numbers import check_numbers, own_names, read_audit
+from oblivionis.measures.ruler import report as ruler_report
+from oblivionis.measures.verification import judge_numbers
 from oblivionis.reports import privacy as privacy_report
-from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.format import counted

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.metrics.rebound import Curve, mean_shares
-from oblivionis.assessment.rebound_tracker import rebound_curves
+from oblivionis.measures.rebound.report import STAGE, sentences
+from oblivionis.measures.rebound.tracker import rebound_curves
 from oblivionis.reports.markup import captioned, paragraphs, section_heading
-from oblivionis.reports.rebound import STAGE, sentences
 from oblivionis.reports.svg import FIGURE_STYLE, svg_figure
 from oblivionis.runs.directory import RunDirectory
 

@@ -15,7 +15,6 @@ from typing import Any, TypedDict
 import htpy as h
 
 from evaluation.metrics.rouge import UNREAD
-from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.people_outcomes import audits_of, person_slug
 from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import PENDING, REJECTED, SERVED, Ledger, Request
@@ -24,6 +23,7 @@ from oblivionis.erasure.verification_records import seen_by_oracle
 from oblivionis.erasure.verification_rules import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines, write_atomic
+from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.naming import MODELS
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE

@@ -10,11 +10,12 @@ import htpy as h
 from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import PENDING, Ledger, Request
 from oblivionis.files import write_atomic
+from oblivionis.measures.membership import report as membership_report
+from oblivionis.measures.ruler import report as ruler_report
+from oblivionis.measures.tofu import report as tofu_report
 from oblivionis.reports import attacks as attack_report
-from oblivionis.reports import forget_quality_power, run_outcome, verdicts
-from oblivionis.reports import membership as membership_report
 from oblivionis.reports import privacy as privacy_report
-from oblivionis.reports import ruler as ruler_report
+from oblivionis.reports import run_outcome, verdicts
 from oblivionis.reports import run_overview as run_overview
 from oblivionis.reports import run_summary as report
 from oblivionis.reports import warnings as run_warnings
@@ -116,7 +117,7 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     """The table of the metrics, what it says in words, and how to read it."""
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    doubt = forget_quality_power.doubt(run)
+    doubt = tofu_report.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     marks = verdicts.marks(found)
     side_by_side = "The final models side by side"

@@ -14,7 +14,6 @@ from support.nodes import write_nodes
 from support.stages import Recorded
 
 from clients import own_code
-from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import GENESIS, HASH, PREV, linked
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
@@ -23,6 +22,7 @@ from oblivionis.config.identity import text_hash
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.query_schema import Question, write_question
+from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 from strategies import message_keys

@@ -13,12 +13,12 @@ from support.cheats import LIAR, cheating
 from support.commands import call
 from support.stages import execute
 
-from oblivionis.assessment.assessor import Assessor, assemble_for
-from oblivionis.assessment.rebound_tracker import rebound_curves
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_partition
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.verification_records import judgement_of
+from oblivionis.measures.assessor import Assessor, assemble_for
+from oblivionis.measures.rebound.tracker import rebound_curves
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.runs.directory import RunDirectory

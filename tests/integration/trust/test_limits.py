@@ -10,10 +10,10 @@ import pytest
 from support.commands import call
 from support.faulty_runs import new_run, play
 
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.chain import GENESIS, HASH, PREV, check_chain, linked
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.verification_rules import VERIFIED
+from oblivionis.measures.assessor import Assessor
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.evidence import RUN
 from oblivionis.runs import artifact_binding

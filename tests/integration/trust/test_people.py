@@ -11,13 +11,13 @@ from support.nodes import records, write_lines, write_nodes
 from support.stages import Recorded
 
 from evaluation.metrics.rouge import rouge_l
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_check import check_ledgers
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
+from oblivionis.measures.assessor import Assessor
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 from strategies import message_keys

@@ -25,7 +25,9 @@ COUNTS = {
     *("evaluation/ruler", "evaluation/wikimem"),
     *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/data/datasets", "oblivionis/models"),
     "oblivionis/runs",
-    *("oblivionis/erasure", "oblivionis/assessment", "oblivionis/assessment/evaluators"),
+    *("oblivionis/erasure", "oblivionis/measures"),
+    *("oblivionis/measures/tofu", "oblivionis/measures/ruler", "oblivionis/measures/wikimem"),
+    *("oblivionis/measures/muse", "oblivionis/measures/membership", "oblivionis/measures/rebound"),
     *("oblivionis/client", "oblivionis/server", "oblivionis/flower"),
 }
 SHOWS = {
@@ -35,7 +37,8 @@ SHOWS = {
 }
 SHOWS_IN_OTHER_ROOMS = {
     *("oblivionis/__init__.py", "oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
-    *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
+    *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py", "oblivionis/runs/stored_significance_tests.py"),
+    *(file.relative_to(PROJECT).as_posix() for file in (PROJECT / "oblivionis/measures").glob("*/report.py")),
 }
 
 TOLD = "oblivionis.runs.progress"
@@ -45,7 +48,7 @@ SHOWN_AT = {
     ("oblivionis.server.app", "oblivionis.reports.run_summary"),
     ("oblivionis.server.app", "oblivionis.runs.tracking"),
     ("oblivionis.server.stages", "oblivionis.reports.request_figures"),
-    ("oblivionis.server.stage", "oblivionis.reports.ruler"),
+    ("oblivionis.server.stage", "oblivionis.measures.ruler.report"),
     ("oblivionis.server.stages", "oblivionis.reports.verdicts"),
     ("oblivionis.server.stages", "oblivionis.runs.tracking"),
 }

@@ -15,7 +15,7 @@ from benchmarks import suite_kinds as suites
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Layout, Measure, Settings, problems
 from benchmarks.federated.tables import build, unknown_metrics
-from oblivionis.assessment import evaluators
+from oblivionis.measures import registry
 from oblivionis.reports.format import short
 from oblivionis.reports.table import Marked, Table
 
@@ -66,7 +66,7 @@ def without(table, failed):
     rows = []
     for row in table.to_pylist():
         of = [(s, e) for cell, s, e in failed if cell == row["cell"]]
-        if not any(evaluators.not_measured(row["metric"], row["stage"], of) for _ in of):
+        if not any(registry.not_measured(row["metric"], row["stage"], of) for _ in of):
             rows.append(row)
     for cell, stage, evaluator in failed:
         head = next(row for row in rows if row["cell"] == cell)

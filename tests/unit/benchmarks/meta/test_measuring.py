@@ -9,10 +9,10 @@ from benchmarks.meta.federation import fedavg
 from benchmarks.meta.measuring import Measurer
 from benchmarks.meta.models import training_records
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.audits.attack_questions import Battery
 from oblivionis.audits.attacks import quantise, relearn
 from oblivionis.client.worker import Worker
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
 
 SUITE = suites.FOLDER / "metrics_meta.yaml"

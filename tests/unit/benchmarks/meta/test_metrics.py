@@ -2,7 +2,7 @@
 
 from benchmarks.meta.measuring import EVALUATORS
 from benchmarks.meta.metrics import JUDGES
-from oblivionis.assessment import evaluators
+from oblivionis.measures import registry
 from oblivionis.runs.directory import named_metrics
 
 OTHER_SETS = ("retain_", "real_authors_", "world_facts_", "model_utility")
@@ -11,7 +11,7 @@ OTHER_SETS = ("retain_", "real_authors_", "world_facts_", "model_utility")
 def test_no_metric_of_the_forget_records_is_left_out():
     expected = set()
     for name in EVALUATORS:
-        for key, metric in named_metrics(name, {m.key: m for m in evaluators.module(name).METRICS}).items():
+        for key, metric in named_metrics(name, {m.key: m for m in registry.module(name).METRICS}).items():
             own = key.removeprefix(f"{name}_")
             if metric.direction is not None and not own.startswith(OTHER_SETS):
                 expected.add(key)
@@ -21,7 +21,7 @@ def test_no_metric_of_the_forget_records_is_left_out():
 
 def test_what_is_better_after_forgetting_is_the_other_way_when_a_model_knows():
     for judge in JUDGES:
-        metric = evaluators.catalogue()[judge.key]
+        metric = registry.catalogue()[judge.key]
         if metric.needs_oracle and metric.direction in ("higher", "lower"):
             assert judge.sign == {"higher": -1, "lower": 1}[metric.direction], judge.key
         assert judge.sign in (1, -1) and judge.why and judge.label == metric.label

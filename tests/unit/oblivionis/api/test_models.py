@@ -13,9 +13,9 @@ import torch
 from evaluation.metrics.tofu import forget_quality
 from evaluation.wikimem import engine
 from oblivionis import DataError, ModelError, PromptTemplate, evaluate_model, load_model, ruler, wikimem
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.config.compose import compose
 from oblivionis.data.records import Record
+from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble_untrained
 from oblivionis.models.configured_corpus import corpus_of
 

@@ -27,8 +27,8 @@ FILES = [(kind, name) for kind in extension_traits.CODE for name in extension_tr
 
 @pytest.mark.parametrize(("kind", "name"), FILES)
 def test_literals_are_those_of_the_imported_module(kind: str, name: str) -> None:
-    folders = [f for f in extension_traits.CODE[kind] if (ROOT / f / f"{name}.py").is_file()]
-    modules = [importlib.import_module(f"{folder.replace('/', '.')}.{name}") for folder in folders]
+    files = [file.relative_to(ROOT).with_suffix("") for file in extension_traits.code_files(kind, name)]
+    modules = [importlib.import_module(".".join(file.parts)) for file in files]
     found = extension_traits.code(kind, name)
     assert found.problems == ()
     assert found.limits.keys() == set().union(*(getattr(module, "LIMITS", {}) for module in modules))
@@ -93,6 +93,10 @@ LIMITS = {
     "most": {"help": "Longest.", "type": "int", "at_least": 1, "unit": "tokens"},
     "kind": {"choices": ["a", "e"]},
 }
+
+
+def build(context):
+    return []
 '''
 SETTINGS = "share: 0.5\nmost: null\nkind: a\nonly: [x]\nshout: false\n"
 COMPOSED = """
@@ -133,7 +137,7 @@ def ask(tree: Tree, *overrides: str) -> list[Any]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     found = Tree(tmp_path)
-    found.add("oblivionis/assessment/evaluators/vowels.py", EVALUATOR)
+    found.add("oblivionis/measures/vowels.py", EVALUATOR)
     found.add("conf/evaluator/vowels.yaml", SETTINGS)
     found.add("oblivionis/audits/attacks/shout.py", '"""Shouts."""\n')
     found.add("conf/attack/shout.yaml", "loudness: 3\n")
@@ -194,13 +198,13 @@ def test_what_is_wrong_with_such_a_key(tree: Tree, override: str, problem: str) 
         (
             "conf/evaluator/alone.yaml",
             "a: 1\n",
-            "conf/evaluator/alone.yaml: has no code file; expected oblivionis/assess",
+            "conf/evaluator/alone.yaml: has no code file; expected oblivionis/measure",
         ),
         ("conf/evaluator/vowels.yaml", "a: [\n", "conf/evaluator/vowels.yaml: is not valid YAML"),
         (
             "conf/evaluator/vowels.yaml",
             "share: 0.5\n",
-            "oblivionis/assessment/evaluators/vowels.py: LIMITS names 'most'",
+            "oblivionis/measures/vowels.py: LIMITS names 'most'",
         ),
         (
             "oblivionis/audits/attacks/shout.py",
@@ -235,6 +239,6 @@ def test_a_default_that_its_limits_forbid_names_its_line(tree: Tree) -> None:
 
 def test_a_name_that_the_schema_has_is_refused(tree: Tree) -> None:
     tree.add("conf/evaluator/ruler.yaml", "a: 1\n")
-    tree.add("oblivionis/assessment/evaluators/ruler.py", "")
+    tree.add("oblivionis/measures/ruler/evaluator.py", "")
     (found,) = ask(tree, "")
     assert "conf/evaluator/ruler.yaml: evaluation.ruler is a key of the schema already; expected another name" in found

@@ -10,7 +10,6 @@ from datasets import Dataset
 from flwr.app import MetricRecord, RecordDict
 from support.nodes import records, write_lines, write_nodes
 
-from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.data.errors import DataError
@@ -22,6 +21,7 @@ from oblivionis.erasure.schedule import read_schedule
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import OblivionisError, RunError
+from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.runs import known_nodes
 from oblivionis.runs.known_nodes import KnownNodes
 from oblivionis.server.preflight import preflight

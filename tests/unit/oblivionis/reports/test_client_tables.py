@@ -9,12 +9,12 @@ from rich.console import Console
 from support.nodes import records, write_lines, write_nodes
 from support.reports import make_run
 
-from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.errors import OblivionisError
 from oblivionis.files import write_json
+from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.reports import client_tables
 
 BEFORE, FINAL = {"request_rouge": 1.0, "request_prob": 0.5}, {"request_rouge": 0.125, "retain_prob": 0.25}

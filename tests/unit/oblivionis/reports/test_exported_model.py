@@ -13,7 +13,7 @@ from safetensors import safe_open
 from support.reports import make_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oblivionis.assessment.assessor import assemble_for
+from oblivionis.measures.assessor import assemble_for
 from oblivionis.models.source import resolve
 from oblivionis.reports import exported_model
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE

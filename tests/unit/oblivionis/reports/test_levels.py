@@ -24,7 +24,8 @@ from evaluation.metrics.retrained_comparison import (
 from evaluation.metrics.tofu import forget_quality
 from evaluation.ruler import rank_significance, statistics
 from evaluation.ruler.rank_significance import ABOVE, BELOW, rank_test
-from oblivionis.reports import membership, verdicts
+from oblivionis.measures.membership import report as membership_report
+from oblivionis.reports import verdicts
 
 CASES = 2000
 KINDS = {
@@ -152,4 +153,4 @@ def test_all_tests_of_the_outcome_together() -> None:
         )
         assert len(tests) == 6
         told += bool(verdicts.telling(tests))
-    assert 0 < told <= most(membership.LEVEL, cases)
+    assert 0 < told <= most(membership_report.LEVEL, cases)

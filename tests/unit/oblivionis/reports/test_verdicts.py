@@ -13,8 +13,9 @@ from support.reports import Page, log_of, make_run, summary
 from evaluation.metrics.membership import ATTACKS
 from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, Verdict
 from evaluation.metrics.tofu import truth_ratios
-from oblivionis.reports import membership, verdicts
+from oblivionis.measures.membership import report as membership_report
 from oblivionis.reports import run_summary as report
+from oblivionis.reports import verdicts
 
 QUESTIONS = 10
 
@@ -37,10 +38,10 @@ def test_the_outcome_counts_two_sided_tests():
 
 def test_too_few_records_for_a_test_of_membership_are_told():
     both = {"unlearn": {"membership_auc_loss": 0.9}, "retrain": {"membership_auc_loss": 0.4}}
-    (line,) = membership.sentences(both)
+    (line,) = membership_report.sentences(both)
     assert line.startswith("Membership: too few records to test the difference") and "takes 8 to be forgotten" in line
-    assert membership.sentences({"unlearn": both["unlearn"], "retrain": {}}) == []
-    assert membership.sentences({"unlearn": both["unlearn"]}) == []
+    assert membership_report.sentences({"unlearn": both["unlearn"], "retrain": {}}) == []
+    assert membership_report.sentences({"unlearn": both["unlearn"]}) == []
 
 
 @pytest.mark.parametrize(("tests", "least"), [(1, 6), (2, 7), (3, 7), (4, 8), (9, 9)])

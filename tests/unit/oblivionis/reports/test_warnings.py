@@ -11,9 +11,9 @@ from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 from evaluation.leakage import bounds
 from oblivionis.erasure.ledger import Ledger, Request
 from oblivionis.erasure.verification_rules import Judgement
-from oblivionis.reports import forget_quality_power
+from oblivionis.measures.tofu import report as tofu_report
+from oblivionis.measures.tofu.report import ks_p_value, telling_steps
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.forget_quality_power import ks_p_value, telling_steps
 from oblivionis.reports.warnings import find_warnings
 
 
@@ -199,7 +199,7 @@ def test_warnings_stand_at_the_top_of_the_page(tmp_path):
 @pytest.mark.parametrize("fewer", ["unlearn", "retrain"])
 def test_as_many_questions_count_as_both_models_were_asked(tmp_path, fewer):
     run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=2 if stage == fewer else 4))
-    assert forget_quality_power.questions(run) == 2
+    assert tofu_report.questions(run) == 2
 
 
 def test_updates_and_weights_that_were_cut_are_counted_apart(tmp_path):
@@ -475,7 +475,7 @@ def test_weights_and_updates_of_one_client(tmp_path):
 def test_so_few_questions_make_a_p_value_say_nothing(tmp_path, questions, doubted):
     run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=questions))
     said = "In parentheses: 3 questions cannot tell any two models apart, so this p-value says nothing."
-    assert forget_quality_power.doubt(run) == (said if doubted else "")
+    assert tofu_report.doubt(run) == (said if doubted else "")
 
 
 def test_doubtful_outcomes_come_in_the_order_of_their_weight(tmp_path):

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scipy.stats import beta
 from support.reports import log_of, make_run, metrics_of
 
-from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import check_chain
 from oblivionis.erasure.hidden_requests import Opened, SealError, commit_to, digest_of
 from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
@@ -22,6 +21,7 @@ from oblivionis.erasure.node_key import audit_bytes, public_hex
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
+from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.reports.certificate.checks import PASS, check_leakage, leak_bounds
 from oblivionis.reports.certificate.evidence import (
     CLIENT,

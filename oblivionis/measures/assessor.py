@@ -1,0 +1,470 @@
+"""From a global model to its metrics: it is loaded, and the evaluators of `oblivionis.measures.registry` run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from clients.calibrated_forgetting import LEAST_REFERENCES, never_seen_nll
+from evaluation.engine.fused_lora import fused_lora
+from evaluation.engine.sequences import TokenSequence
+from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
+from evaluation.metrics.answer_metrics import probability
+from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.tofu import SECTIONS
+from evaluation.metrics.word_matching import words
+from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
+from oblivionis import seeds
+from oblivionis.config.schema import Config
+from oblivionis.data.records import Corpus, Record
+from oblivionis.errors import OblivionisError, RunError
+from oblivionis.measures import leakage, registry
+from oblivionis.measures.context import Context
+from oblivionis.measures.muse.prompts import recited
+from oblivionis.measures.questions import encode_questions, encode_records
+from oblivionis.measures.ruler import paired_models
+from oblivionis.measures.ruler.evaluator import of_both_profiles
+from oblivionis.models import adapters
+from oblivionis.models.assembly import Assembled, assemble, assemble_untrained
+from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.runs.answers import forget_answers
+from oblivionis.runs.checkpoints import find_checkpoint
+from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
+from oblivionis.runs.progress import Events
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The evaluation of one global model.
+
+    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `<evaluator>_<metric>`;
+    `report` holds all evaluators' results.
+    """
+
+    report: Report
+    seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {k: v for name, r in self.report.results.items() for k, v in named_metrics(name, r.metrics).items()}
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """By the same names, why a metric is left out, or how its value is to be read."""
+        return {k: note for name, r in self.report.results.items() for k, note in named_metrics(name, r.notes).items()}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the summary of a stage that ends with the model keeps: `metrics`, and `notes` where there are any."""
+        return {"metrics": self.metrics, **_noted(self.notes)}
+
+    @property
+    def log(self) -> dict[str, Any] | None:
+        """What each evaluator keeps of its details: TOFU the log in the shape of its own, with the question ids under
+        `ids`, the others mostly something under their names. None where nothing is kept."""
+        found: dict[str, Any] = {}
+        for name, result in self.report.results.items():
+            found |= registry.to_log(name, result.details)
+        return found or None
+
+    @property
+    def embedded(self) -> Embedded | None:
+        """The representations that RULER read, None where it was left out or failed."""
+        found = self.report.results.get("ruler")
+        return found.details["embedded"] if found else None
+
+    def rows(self, stage: str, server_round: int, moment: str) -> list[dict[str, Any]]:
+        """One line of metrics.jsonl per evaluator; a failed evaluator has `error` instead of metrics."""
+        head = {"stage": stage, "round": server_round, "moment": moment}
+        tail = {"seconds": self.seconds, "time": time.time()}
+        found = [
+            {**head, "evaluator": name, "metrics": dict(result.metrics), **_noted(result.notes), **tail}
+            for name, result in self.report.results.items()
+        ]
+        return found + [
+            {**head, "evaluator": name, "metrics": {}, "error": error, **tail}
+            for name, error in self.report.failed.items()
+        ]
+
+
+class RemoteEvaluator(Protocol):
+    """Another process that runs some of the evaluators at the same time."""
+
+    def begin(self, vector: np.ndarray, *, full: bool) -> frozenset[str]:
+        """Have the model with `vector` measured there; by which evaluators."""
+        ...
+
+    def end(self) -> Report | None:
+        """Wait for what was begun; None where that process is lost. Raises what an evaluator raised there."""
+        ...
+
+
+class Assessor:
+    """Measures adapters of one assembled model on the questions of one corpus, tokenised once.
+
+    base: the vector of the untouched base model, for evaluators that ask it; without it the one that a model with LoRA
+    was assembled with, and a model that is trained in other ways goes without them. names: which evaluators, None for
+    all. elsewhere: who runs some of them beside it.
+    """
+
+    def __init__(
+        self,
+        assembled: Assembled,
+        corpus: Corpus,
+        config: Config,
+        base: np.ndarray | None = None,
+        names: Sequence[str] | None = None,
+        elsewhere: RemoteEvaluator | None = None,
+    ) -> None:
+        self.assembled, self._config, self._corpus = assembled, config, corpus
+        self._base = assembled.start if base is None else base
+        self._names = registry.names() if names is None else names
+        self._elsewhere = elsewhere
+        asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
+        context = Context(
+            name="",
+            assembled=assembled,
+            corpus=corpus,
+            config=config,
+            questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
+            as_base=self._as_base if self._base is not None else None,
+        )
+        self.context = replace(context, prepared_of=self._of_each("prepare", context))
+        self._loaded: np.ndarray | None = None
+        self._unready: dict[str, str] = {}
+        self._sequences: dict[str, TokenSequence] = {}
+
+    @property
+    def manifest_hash(self) -> str:
+        """Which parameters a vector holds (and which are frozen beside them)."""
+        return self.assembled.manifest_hash
+
+    @property
+    def corpus(self) -> Corpus:
+        """What it asks about."""
+        return self._corpus
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the clients hold pieces of text."""
+        return self._corpus.is_text
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to ask."""
+        return not self.context.questions and all(v is None for v in self.context.prepared_of.values())
+
+    @property
+    def withheld(self) -> int:
+        """Records of the holdout set."""
+        return len(self._corpus.evaluation.get("holdout", ()))
+
+    @property
+    def ruler_ids(self) -> tuple[list[str], list[str]] | None:
+        """Ids of the forget and of the retain records that RULER reads in either profile; None where in neither."""
+        found = self._ruler()
+        return ([r.id for r in found.forget], [r.id for r in found.retain]) if found else None
+
+    def lacks(self) -> list[str]:
+        """What evaluators warn of before a run: where they are left out, and why."""
+        return [line for lines in self._of_each("lacks", self.context).values() for line in lines]
+
+    def effort(self, *, full: bool) -> int:
+        """How many tokens the model generates at most in an evaluation: what its length goes by."""
+        evaluation = self._config.evaluation
+        profile, sampled = evaluation.full if full else evaluation.light, evaluation.leakage
+        sizes = {name: len(questions) for name, questions in self.context.questions.items()}
+        asked = sum(min(sizes.get(name, 0), profile.questions_per_set or sizes.get(name, 0)) for name in profile.sets)
+        wanted, samples = sampled.questions, sampled.samples
+        if full:
+            wanted, samples = sampled.full_questions, sampled.full_samples
+        forget = sizes.get("forget", 0)
+        drawn = min(forget, forget if wanted is None else wanted) * samples
+        return asked * profile.max_new_tokens + drawn * sampled.max_new_tokens
+
+    def embed(self, vector: np.ndarray) -> Embedded:
+        """The representations of `ruler_ids` in the model with `vector`; there must be some."""
+        evaluator = self._ruler()
+        assert evaluator is not None
+        with self.session(vector) as session:
+            return evaluator.embed(session)
+
+    def measure(
+        self,
+        vector: np.ndarray,
+        *,
+        full: bool,
+        oracle: Mapping[str, Any] | None = None,
+        references: References | None = None,
+        names: Collection[str] | None = None,
+    ) -> Measured:
+        """Load `vector` and run every evaluator with the profile `full` or `light` of the configuration.
+
+        `oracle` is the retrained model's log; with it there is a forget quality. With `references`, RULER's Lens 1.
+        names: these evaluators alone.
+        """
+        started = time.perf_counter()
+        with self.session(vector) as session:
+            context = replace(self.context, full=full, oracle=oracle, references=references)
+            built, failed = self._each_or_failed("build", context)
+            failed |= self._unready
+            wanted = [name for name in built if name not in failed and (names is None or name in names)]
+            away = self._elsewhere.begin(vector, full=full) if self._elsewhere and names is None else frozenset[str]()
+            report = self.report(session, built, [name for name in wanted if name not in away])
+            if away:
+                assert self._elsewhere is not None
+                there = self._elsewhere.end()
+                report = _joined(report, there or self.report(session, built, [n for n in wanted if n in away]), built)
+        known = report.results.keys() | report.failed.keys()
+        mine = {n: why for n, why in failed.items() if n not in known and (names is None or n in names)}
+        report = _loggable(replace(report, failed={**mine, **report.failed}), strict=self._config.strict)
+        return Measured(report, time.perf_counter() - started)
+
+    def report(
+        self, session: EvaluationSession, built: Mapping[str, Sequence[Evaluator]], names: Sequence[str]
+    ) -> Report:
+        """What the evaluators of these names, as `built`, find in a session."""
+        return Hook([e for name in names for e in built[name]], strict=self._config.strict).run(session)
+
+    def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
+        """ROUGE-L recall, in any script, of the greedy answer to each of these training records, by id, in one pass.
+
+        They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
+        text the first half is given and the rest expected (`muse.recited`).
+        """
+        with self.session(vector) as session:
+            return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
+
+    @staticmethod
+    def recalls_in(log: Mapping[str, Any] | None) -> dict[str, float]:
+        """The same of the forget questions that a log has the greedy answers to; empty without such a log."""
+        found = forget_answers(log)
+        texts = {i: values["generated_text"] for i, values in found.items() if "generated_text" in values}
+        said, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
+        return dict(zip(texts, _recalled(said, true), strict=True))
+
+    def units(self, record_ids: Sequence[str]) -> dict[str, int]:
+        """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
+        return {r.id: len(words(r.answer)) for r in self._records(record_ids)}
+
+    def leakage(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, dict[str, float]]:
+        """What sampled answers to these training records leak, by id, as the profile `full` samples; of text nothing.
+
+        By name the bounds of `oblivionis.measures.leakage.by_question`.
+        """
+        records = [] if self._corpus.is_text else self._records(record_ids)
+        if not records:
+            return {}
+        context = replace(self.context, name="leakage", full=True)
+        asked = list(zip(records, encode_questions(self._bare(records), self.assembled, self._config), strict=True))
+        found: dict[str, dict[str, float]] = {}
+        with self.session(vector) as session:
+            for evaluator in leakage.of_records(context, asked):
+                details = evaluator.evaluate(session).details
+                found |= leakage.by_question(details, details["samples"])
+        return found
+
+    def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
+        """How well the model with `vector` knows these training records: by measure, by id.
+
+        prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
+        """
+        with self.session(vector) as session:
+            found = {"prob": probability(self._nll(session, self._records(record_ids))).tolist()}
+            if rouge:
+                found["rouge"] = self._recalled(session, record_ids)
+        return {name: dict(zip(record_ids, values, strict=True)) for name, values in found.items()}
+
+    def never_seen(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
+        """How likely the answers of these training records would be to the model with `vector` had it never seen them,
+        by id: as calibrated forgetting estimates it (`clients.calibrated_forgetting.never_seen_nll`) from what training
+        has made of records that nobody trains on, and from the untouched base model. Empty without these, or too few of
+        them.
+        """
+        sets = (self._corpus.evaluation.get(name, ()) for name in ("reference", "holdout"))
+        unseen = next((records for records in sets if len(records) >= LEAST_REFERENCES), None)
+        if self._base is None or unseen is None:
+            return {}
+        records = self._records(record_ids)
+        with self.session(vector) as session:
+            now = self._nll(session, unseen)
+            with self._as_base():
+                session = self._new_session()  # one keeps what its model answered
+                before, own = self._nll(session, unseen), self._nll(session, records)
+        if not np.isfinite([*now, *before, *own]).all():
+            return {}
+        return dict(zip(record_ids, probability(never_seen_nll(before, now, own)).tolist(), strict=True))
+
+    def wrong_answers(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
+        """Mean likelihood of the wrong answers to the questions of these training records, by id, where there are any;
+        geometric means over an answer's tokens, as `knowledge`'s."""
+        asked = [record for record in self._records(record_ids) if record.perturbed_answers]
+        wrong = [replace(r, id=f"{r.id} {n}", answer=a) for r in asked for n, a in enumerate(r.perturbed_answers)]
+        if not wrong:
+            return {}
+        with self.session(vector) as session:
+            found = iter(probability(self._nll(session, wrong)).tolist())
+        return {r.id: float(np.mean([next(found) for _ in r.perturbed_answers])) for r in asked}
+
+    def _nll(self, session: EvaluationSession, records: Sequence[Record]) -> np.ndarray:
+        """(n,) mean negative log-likelihood of what is trained on, nats per token."""
+        new = [r for r in records if r.id not in self._sequences]
+        encoded = encode_records(new, self.assembled, self._config)
+        self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
+        return session.scores([self._sequences[r.id] for r in records]).mean_nll
+
+    def _recalled(self, session: EvaluationSession, record_ids: Sequence[str]) -> list[float]:
+        records = self._records(record_ids)
+        if self._corpus.is_text:
+            return recited(records, self.assembled, session, self._config.evaluation.muse.continuation)
+        questions = encode_questions(self._bare(records), self.assembled, self._config)
+        limit = self._config.evaluation.full.max_new_tokens
+        produced = session.greedy([q.prompt for q in questions], limit)
+        texts = [self.context.decode(tokens) for tokens in produced]
+        return _recalled(texts, [r.answer for r in records])
+
+    def _records(self, record_ids: Sequence[str]) -> list[Record]:
+        known = {record.id: record for record in self._corpus.train}
+        return [known[i] for i in record_ids]
+
+    @staticmethod
+    def _bare(records: Sequence[Record]) -> list[Record]:
+        return [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
+
+    def _ruler(self) -> RulerEvaluator | None:
+        return of_both_profiles(self.context)
+
+    def _of_each(self, function: str, context: Context, *arguments: Any) -> dict[str, Any]:
+        """What each evaluator's `function` returns, by name in the order of evaluation; without one it is left out."""
+        parts = {name: getattr(registry.module(name), function, None) for name in self._names}
+        return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
+
+    def _each_or_failed(
+        self, function: str, context: Context, *arguments: Any
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """The same, and by name why it failed; what the user is to mend is raised, and with `strict` all."""
+        found: dict[str, Any] = {}
+        failed: dict[str, str] = {}
+        for name in self._names:
+            part = getattr(registry.module(name), function, None)
+            if part is None:
+                continue
+            try:
+                found[name] = part(replace(context, name=name), *arguments)
+            except OblivionisError:
+                raise
+            except Exception as error:
+                if self._config.strict:
+                    raise EvaluationError(f"evaluator {name} failed: {error}") from error
+                failed[name] = f"{type(error).__name__}: {error}"
+                logger.error("evaluator %s failed: %s", name, failed[name])
+        return found, failed
+
+    @contextmanager
+    def session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
+        """The model with `vector`; before the first one is loaded, evaluators look at the base model."""
+        adapters.check_vector(vector, self.assembled.flat.manifest)
+        with fused_lora(self.assembled.model):
+            if self._loaded is None:
+                found, self._unready = self._each_or_failed("measure_base", self.context, self._new_session())
+                self.context = replace(self.context, reference_of=found)
+            self.assembled.flat.load(vector)
+            self._loaded = vector
+            yield self._new_session()
+
+    @contextmanager
+    def _as_base(self) -> Iterator[None]:
+        """The untouched base model instead of the one that is loaded."""
+        flat, loaded = self.assembled.flat, self._loaded
+        assert loaded is not None and self._base is not None
+        flat.load(self._base)
+        try:
+            yield
+        finally:
+            flat.load(loaded)
+
+    def _new_session(self) -> EvaluationSession:
+        return EvaluationSession(
+            self.assembled.model,
+            stop_ids=self.assembled.stop_ids,
+            pad_id=self.assembled.tokenizer.pad_token_id or 0,
+            token_budget=self._config.evaluation.token_budget,
+        )
+
+
+def _loggable(report: Report, *, strict: bool) -> Report:
+    """The report without results of which no log can be made: their evaluators failed."""
+    kept, failed = {}, dict(report.failed)
+    for name, result in report.results.items():
+        try:
+            registry.to_log(name, result.details)
+            kept[name] = result
+        except Exception as error:
+            if strict:
+                raise EvaluationError(f"evaluator {name} failed: {error}") from error
+            failed[name] = f"{type(error).__name__}: {error}"
+            logger.error("evaluator %s failed: %s", name, failed[name])
+    return replace(report, results=kept, failed=failed)
+
+
+def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:
+    """Both reports in one, in the order of evaluation."""
+    places = {name: place for place, name in enumerate(order)}
+
+    def both(a: Mapping[str, T], b: Mapping[str, T]) -> dict[str, T]:
+        return dict(sorted({**a, **b}.items(), key=lambda item: places.get(item[0], len(places))))
+
+    seconds, failed = both(one.seconds, other.seconds), both(one.failed, other.failed)
+    return Report(both(one.results, other.results), seconds, one.shared_seconds + other.shared_seconds, failed)
+
+
+def _noted(notes: Mapping[str, str]) -> dict[str, Any]:
+    return {"notes": dict(notes)} if notes else {}
+
+
+def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
+
+
+def assemble_for(run: RunDirectory, config: Config) -> Assembled:
+    """The model that the vectors of `run` belong to. RunError when `config` (with overrides) describes another one."""
+    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    expected = run.environment().get("manifest_hash")
+    if expected and assembled.manifest_hash != expected:
+        raise RunError(
+            f"{run.path} trained other parameters than these settings describe; leave out overrides of model and seed"
+        )
+    return assembled
+
+
+def evaluate_model(config: Config) -> Measured:
+    """Measure the configured base model as it is, with the profile `full`: no run is needed. Raises OblivionisError."""
+    assembled = assemble_untrained(config.model)
+    vector = assembled.flat.numpy()
+    return Assessor(assembled, corpus_of(config), config, vector).measure(vector, full=True)
+
+
+def evaluate_checkpoint(
+    target: Path, stage: str | None, overrides: Sequence[str], events: Events | None = None
+) -> tuple[RunDirectory, Checkpoint, Measured]:
+    """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
+    run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
+    assembled = assemble_for(run, config)
+    base = None if config.model.mode == "lora" else assembled.flat.numpy()
+    assessor = Assessor(assembled, corpus_of(config), config, base)
+    known = None
+    if checkpoint.stage == "unlearn":
+        paired_models.check_pair(run, config, fingerprint)
+        known = paired_models.references(run, config, assessor, events or Events())
+    measured = assessor.measure(checkpoint.vector, full=True, oracle=run.evaluation_log("retrain"), references=known)
+    return run, checkpoint, measured

@@ -1,0 +1,73 @@
+"""Membership inference in a run: whose membership is asked, and what the base model says of the same records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.hook import EvaluationSession
+from evaluation.metrics.membership import Candidate, MembershipEvaluator
+from oblivionis import seeds
+from oblivionis.config.schema import Config
+from oblivionis.data.records import Corpus, Record
+from oblivionis.measures.questions import encode_records, spread
+from oblivionis.models.assembly import Assembled
+
+
+def members_and_others(corpus: Corpus) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
+    """Records that are to be forgotten (of a text corpus, the texts named for this) and records of the holdout."""
+    forget = tuple(r for r in corpus.train if r.id in corpus.forget_ids)
+    return corpus.evaluation.get("members", forget), corpus.evaluation.get("holdout", ())
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Candidates of the run's membership inference, all of them; `others` is empty where the data have no holdout."""
+
+    members: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
+
+    @classmethod
+    def of(cls, corpus: Corpus, assembled: Assembled, config: Config) -> Groups:
+        """Tokenised as the model is trained on them; longer records follow `model.on_overflow`."""
+        members, others = members_and_others(corpus)
+        if not others:
+            return cls((), ())
+        count = config.evaluation.membership.records
+        return cls(*(_candidates(spread(group, count), assembled, config) for group in (members, others)))
+
+    def reference(self, session: EvaluationSession) -> dict[str, float]:
+        """Mean log-probability of every candidate in the model of a session, by id."""
+        candidates = (*self.members, *self.others)
+        scores = session.scores([c.sequence for c in candidates])
+        return {c.id: -float(v) for c, v in zip(candidates, scores.mean_nll, strict=True)}
+
+    def evaluators(
+        self,
+        config: Config,
+        full: bool,
+        reference: Mapping[str, float] | None,
+        oracle: Mapping[str, Any] | None,
+    ) -> list[MembershipEvaluator]:
+        """The evaluator of a profile, none where it is switched off; oracle: the retrained model's log."""
+        settings = config.evaluation.membership
+        if not settings.enabled or not (full or settings.after_rounds) or not self.members or not self.others:
+            return []
+        return [
+            MembershipEvaluator(
+                self.members,
+                self.others,
+                settings.attacks,
+                reference,
+                (oracle or {}).get("membership"),
+                settings.bootstrap,
+                settings.confidence,
+                seeds.derive(config.seed, "membership"),
+            )
+        ]
+
+
+def _candidates(records: Sequence[Record], assembled: Assembled, config: Config) -> tuple[Candidate, ...]:
+    encoded = encode_records(records, assembled, config)
+    return tuple(Candidate(r.id, tokens, r.answer) for r, tokens in zip(records, encoded, strict=True))
