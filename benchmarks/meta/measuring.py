@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 
+from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import measured
 from evaluation.engine.quantise import QUANTISERS
 from evaluation.ruler.evaluator import References
@@ -15,10 +16,12 @@ from oblivionis.audits.attack_questions import Battery
 from oblivionis.audits.attacks.quantise import merged
 from oblivionis.audits.attacks.relearn import RETAIN, relearnt, unrelated
 from oblivionis.client.worker import Worker
+from oblivionis.measures import registry
 from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
 
-EVALUATORS = ("tofu", "ruler", "leakage", "wikimem", "membership", "fluency")
+_JUDGED = {registry.evaluator_of(judge.key) for judge in JUDGES}
+EVALUATORS = tuple(name for name in registry.names() if name in _JUDGED)
 
 
 class Measurer:

@@ -89,7 +89,7 @@ def _judges() -> Iterator[Judge]:
         found = [Judge(key, family, 1, why) for key, why in _HIGHER.get(family, {}).items()]
         found += [Judge(key, family, -1, why) for key, why in _LOWER.get(family, {}).items()]
         order = list(registry.catalogue())
-        yield from sorted(found, key=lambda judge: order.index(judge.key))
+        yield from sorted((j for j in found if j.key in order), key=lambda judge: order.index(judge.key))
 
 
 JUDGES = tuple(_judges())

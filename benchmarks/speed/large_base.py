@@ -23,6 +23,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.model_shapes import LLAMA_3_2_1B
+from oblivionis.config.extension_traits import defaults
 from oblivionis.models import loading
 
 OFF = ("leakage.samples=0", "leakage.full_samples=0", "ruler.enabled=false", "wikimem.enabled=false")
@@ -32,7 +33,8 @@ SETTINGS = [
     *("federation.local_epochs=1", "training.batch_size=4", "model.max_length=128", "model.lora.rank=32"),
     *("evaluation.every=0", "evaluation.at_start=false", "evaluation.full.sets=[forget]"),
     *("evaluation.full.questions_per_set=2", "evaluation.full.max_new_tokens=8", "evaluation.membership.enabled=false"),
-    *("evaluation.fluency.enabled=false", *(f"evaluation.{key}" for key in OFF)),
+    *(f"evaluation.{name}.enabled=false" for name, keys in defaults("evaluator").items() if "enabled" in keys),
+    *(f"evaluation.{key}" for key in OFF),
 ]
 EVERY_S = 0.5
 CLIENT = "ray::ClientAppActor"

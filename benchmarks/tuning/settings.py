@@ -100,9 +100,8 @@ def measured(evaluation: Evaluation, *, prune: bool) -> Evaluation:
     """
     light, leakage = evaluation.light, evaluation.leakage
     more: dict[str, dict[str, Any]] = {name: dict(values) for name, values in evaluation.more.items()}
-    for name in ("fluency", "choices", "rwku"):
-        if name in more:
-            more[name]["enabled"] = False
+    for values in more.values():
+        values.update({"enabled": False} if "enabled" in values else {})
     if "lm_eval" in more:
         more["lm_eval"]["tasks"] = []
     return replace(

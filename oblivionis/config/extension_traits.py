@@ -70,7 +70,7 @@ class CodeFile:
 
     `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional;
     `keywords`: its keyword parameters with their defaults, `...` for one that has none or that is no literal. `builds`:
-    whether it has a function `build`.
+    whether it has a function `build`, or a class derived from `Measure`.
     """
 
     summary: str = ""
@@ -96,7 +96,7 @@ def names(kind: str) -> list[str]:
     """The names of a kind's code files, sorted; of unlearning methods without what they share."""
     files = code_files(kind)
     if kind in ("unlearning", "evaluator"):
-        files = [file for file in files if (found := _read(file)).quantities or found.builds]
+        files = [file for file in files if (found := _read(file)).builds or (found.quantities and kind == "unlearning")]
     return sorted({name for file in files if not (name := _name(file)).startswith("_")})
 
 
@@ -162,7 +162,8 @@ def _settings(kind: str, file: Path) -> Settings:
     content, places, found = read_yaml(file)
     own = code(kind, file.stem)
     if file.stem not in names(kind):
-        found.append(Problem(display(file), "has no code file", f"{CODE[kind][0]}/{file.stem}.py"))
+        what = " with a class derived from Measure" if kind == "evaluator" else ""
+        found.append(Problem(display(file), "has no code file", f"{CODE[kind][0]}/{file.stem}.py{what}"))
     for key in own.limits:
         if key not in content:
             message = f"LIMITS names {key!r}, which is no key of {display(file)}"
@@ -210,11 +211,18 @@ def _parse(file: Path) -> CodeFile:
     if not isinstance(found.get("NOT_WITH", {}), dict):
         problems.append(Problem(f"{place}: NOT_WITH", "is no mapping", "{name: reason}"))
         del found["NOT_WITH"]
-    builds = any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in tree.body)
+    builds = any(_builds(node) for node in tree.body)
     return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems), builds)
 
 
 _read = functools.cache(_parse)
+
+
+def _builds(node: ast.stmt) -> bool:
+    """Whether a statement defines what builds a protocol or an evaluator."""
+    if isinstance(node, ast.ClassDef):
+        return any(isinstance(base, ast.Name) and base.id == "Measure" for base in node.bases)
+    return isinstance(node, ast.FunctionDef) and node.name == "build"
 
 
 def _parameters(tree: ast.Module, name: str) -> tuple[dict[str, bool], dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""From a global model to its metrics: it is loaded, and the evaluators of `oblivionis.measures.registry` run."""
+"""From a global model to its metrics: it is loaded, and the evaluators of the measures run."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.measures import leakage, registry
+from oblivionis.measures.base import Measure
 from oblivionis.measures.context import Context
 from oblivionis.measures.muse.prompts import recited
 from oblivionis.measures.questions import encode_questions, encode_records
@@ -128,7 +129,7 @@ class Assessor:
     ) -> None:
         self.assembled, self._config, self._corpus = assembled, config, corpus
         self._base = assembled.start if base is None else base
-        self._names = registry.names() if names is None else names
+        self._measures = [registry.measures()[name] for name in (registry.names() if names is None else names)]
         self._elsewhere = elsewhere
         asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
         context = Context(
@@ -139,7 +140,7 @@ class Assessor:
             questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
             as_base=self._as_base if self._base is not None else None,
         )
-        self.context = replace(context, prepared_of=self._of_each("prepare", context))
+        self.context = replace(context, prepared_of=self._of_each(context, lambda m, c: m.prepare(c)))
         self._loaded: np.ndarray | None = None
         self._unready: dict[str, str] = {}
         self._sequences: dict[str, TokenSequence] = {}
@@ -175,9 +176,9 @@ class Assessor:
         found = self._ruler()
         return ([r.id for r in found.forget], [r.id for r in found.retain]) if found else None
 
-    def lacks(self) -> list[str]:
-        """What evaluators warn of before a run: where they are left out, and why."""
-        return [line for lines in self._of_each("lacks", self.context).values() for line in lines]
+    def warnings(self) -> list[str]:
+        """What the measures warn of before a run: where they are left out, and why."""
+        return [line for lines in self._of_each(self.context, lambda m, c: m.warnings(c)).values() for line in lines]
 
     def effort(self, *, full: bool) -> int:
         """How many tokens the model generates at most in an evaluation: what its length goes by."""
@@ -216,7 +217,7 @@ class Assessor:
         started = time.perf_counter()
         with self.session(vector) as session:
             context = replace(self.context, full=full, oracle=oracle, references=references)
-            built, failed = self._each_or_failed("build", context)
+            built, failed = self._each_or_failed(context, lambda m, c: m.evaluators(c))
             failed |= self._unready
             wanted = [name for name in built if name not in failed and (names is None or name in names)]
             away = self._elsewhere.begin(vector, full=full) if self._elsewhere and names is None else frozenset[str]()
@@ -227,7 +228,7 @@ class Assessor:
                 report = _joined(report, there or self.report(session, built, [n for n in wanted if n in away]), built)
         known = report.results.keys() | report.failed.keys()
         mine = {n: why for n, why in failed.items() if n not in known and (names is None or n in names)}
-        report = _loggable(replace(report, failed={**mine, **report.failed}), strict=self._config.strict)
+        report = self._loggable(replace(report, failed={**mine, **report.failed}))
         return Measured(report, time.perf_counter() - started)
 
     def report(
@@ -344,31 +345,43 @@ class Assessor:
     def _ruler(self) -> RulerEvaluator | None:
         return of_both_profiles(self.context)
 
-    def _of_each(self, function: str, context: Context, *arguments: Any) -> dict[str, Any]:
-        """What each evaluator's `function` returns, by name in the order of evaluation; without one it is left out."""
-        parts = {name: getattr(registry.module(name), function, None) for name in self._names}
-        return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
+    def _of_each(self, context: Context, part: Callable[[Measure, Context], T]) -> dict[str, T]:
+        """The `part` of each measure by name, in the order of evaluation."""
+        return {m.name: part(m, replace(context, name=m.name)) for m in self._measures}
 
     def _each_or_failed(
-        self, function: str, context: Context, *arguments: Any
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The same, and by name why it failed; what the user is to mend is raised, and with `strict` all."""
-        found: dict[str, Any] = {}
+        self, context: Context, part: Callable[[Measure, Context], T]
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """As `_of_each`, and by name why a measure failed; a user's mistake is raised, and with `strict` any error."""
+        found: dict[str, T] = {}
         failed: dict[str, str] = {}
-        for name in self._names:
-            part = getattr(registry.module(name), function, None)
-            if part is None:
-                continue
+        for measure in self._measures:
             try:
-                found[name] = part(replace(context, name=name), *arguments)
+                found[measure.name] = part(measure, replace(context, name=measure.name))
             except OblivionisError:
                 raise
             except Exception as error:
-                if self._config.strict:
-                    raise EvaluationError(f"evaluator {name} failed: {error}") from error
-                failed[name] = f"{type(error).__name__}: {error}"
-                logger.error("evaluator %s failed: %s", name, failed[name])
+                failed[measure.name] = self._failure(measure.name, error)
         return found, failed
+
+    def _failure(self, name: str, error: Exception) -> str:
+        """Why an evaluator failed, which is logged; raised as EvaluationError with `strict`."""
+        if self._config.strict:
+            raise EvaluationError(f"evaluator {name} failed: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        logger.error("evaluator %s failed: %s", name, reason)
+        return reason
+
+    def _loggable(self, report: Report) -> Report:
+        """The report without results of which no log can be made: their evaluators failed."""
+        kept, failed = {}, dict(report.failed)
+        for name, result in report.results.items():
+            try:
+                registry.to_log(name, result.details)
+                kept[name] = result
+            except Exception as error:
+                failed[name] = self._failure(name, error)
+        return replace(report, results=kept, failed=failed)
 
     @contextmanager
     def session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
@@ -376,7 +389,8 @@ class Assessor:
         adapters.check_vector(vector, self.assembled.flat.manifest)
         with fused_lora(self.assembled.model):
             if self._loaded is None:
-                found, self._unready = self._each_or_failed("measure_base", self.context, self._new_session())
+                session = self._new_session()
+                found, self._unready = self._each_or_failed(self.context, lambda m, c: m.measure_base(c, session))
                 self.context = replace(self.context, reference_of=found)
             self.assembled.flat.load(vector)
             self._loaded = vector
@@ -400,21 +414,6 @@ class Assessor:
             pad_id=self.assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
-
-
-def _loggable(report: Report, *, strict: bool) -> Report:
-    """The report without results of which no log can be made: their evaluators failed."""
-    kept, failed = {}, dict(report.failed)
-    for name, result in report.results.items():
-        try:
-            registry.to_log(name, result.details)
-            kept[name] = result
-        except Exception as error:
-            if strict:
-                raise EvaluationError(f"evaluator {name} failed: {error}") from error
-            failed[name] = f"{type(error).__name__}: {error}"
-            logger.error("evaluator %s failed: %s", name, failed[name])
-    return replace(report, results=kept, failed=failed)
 
 
 def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:

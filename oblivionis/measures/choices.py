@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.engine.sequences import TokenSequence
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
     from evaluation.hook import EvaluationSession, Evaluator, Result
     from oblivionis.data.records import Choice
     from oblivionis.measures.context import Context
 
-ORDER = 62
 LIMITS = {
     "enabled": {"help": "Measure it."},
     "file": {
@@ -29,22 +29,6 @@ LIMITS = {
     },
 }
 _SETS = {"forget": ("Forget", "lower", 44), "utility": ("Utility", "higher", 45), "file": ("Own file", None, 46)}
-METRICS: tuple[Metric, ...] = tuple(
-    Metric(
-        name,
-        "Accuracy",
-        direction,
-        None,
-        "Share of multiple-choice questions whose true answer's letter is likeliest to follow the prompt (Hendrycks et "
-        "al. 2021, Li et al. 2024), without examples. 0 to 1; chance: one over the number of answers, 0.25 with four.",
-        Group(f"{title}, multiple choice", place),
-    )
-    for name, (title, direction, place) in _SETS.items()
-)
-LEGEND = (
-    "Multiple choice: what the base model knew before anybody trained it, the retrained model knows, too; on forget "
-    "rows the lower the better, down to chance."
-)
 
 
 @dataclass(frozen=True)
@@ -104,26 +88,13 @@ def prompt(choice: Choice) -> str:
     return f"{head}\n\n{choice.question}\n{answers}Answer:"
 
 
-def prepare(context: Context) -> dict[str, tuple[Asked, ...]] | None:
-    """The tokenised questions by set; None without any. Raises DataError for a faulty file."""
-    from oblivionis.data import multiple_choice
-
-    settings = context.settings
-    sets = dict(context.corpus.choices)
-    if settings["file"] is not None:
-        sets["file"] = multiple_choice.load(Path(settings["file"]).expanduser())
-    if not settings["enabled"] or not sets:
-        return None
-    return {name: _encoded(asked, context) for name, asked in sets.items()}
-
-
 def _encoded(asked: Sequence[Choice], context: Context) -> tuple[Asked, ...]:
     """As token ids. A prompt that does not fit into the model's context loses its beginning, as in the harness."""
-    from evaluation.engine.models import text_config
     from oblivionis.data.multiple_choice import LETTERS
     from oblivionis.data.tokenize import encode_pairs
+    from oblivionis.measures.questions import context_length
 
-    room = getattr(text_config(context.assembled.model), "max_position_embeddings", None) or 1 << 30
+    room = context_length(context.assembled.model)
     template = replace(context.assembled.template, question_prefix="", question_suffix="", answer_prefix="")
     pairs = [(prompt(choice), letter) for choice in asked for letter in LETTERS[: len(choice.choices)]]
     encoded = iter(encode_pairs(pairs, context.tokenizer, template))
@@ -136,11 +107,44 @@ def _encoded(asked: Sequence[Choice], context: Context) -> tuple[Asked, ...]:
     return tuple(found)
 
 
-def build(context: Context) -> list[Evaluator]:
-    """As many questions of each set as the profile asks."""
-    from oblivionis.measures.questions import spread
+class Choices(Measure):
+    """Accuracy of the letter that is likeliest to follow a question and its answers."""
 
-    if context.prepared is None:
-        return []
-    count = context.profile().questions
-    return [ChoiceEvaluator({name: spread(asked, count) for name, asked in context.prepared.items()})]
+    order = 62
+    needs = ("prepared",)
+    metrics = tuple(
+        Metric(
+            name,
+            "Accuracy",
+            direction,
+            None,
+            "Share of multiple-choice questions whose true answer's letter is likeliest to follow the prompt "
+            "(Hendrycks et al. 2021, Li et al. 2024), without examples. 0 to 1; chance: one over the number of "
+            "answers, 0.25 with four.",
+            Group(f"{title}, multiple choice", place),
+        )
+        for name, (title, direction, place) in _SETS.items()
+    )
+    legend = (
+        "Multiple choice: what the base model knew before anybody trained it, the retrained model knows, too; on "
+        "forget rows the lower the better, down to chance."
+    )
+
+    def prepare(self, context: Context) -> dict[str, tuple[Asked, ...]] | None:
+        """The tokenised questions by set; None without any. Raises DataError for a faulty file."""
+        from oblivionis.data import multiple_choice
+
+        settings = context.settings
+        sets = dict(context.corpus.choices)
+        if settings["file"] is not None:
+            sets["file"] = multiple_choice.load(Path(settings["file"]).expanduser())
+        if not settings["enabled"] or not sets:
+            return None
+        return {name: _encoded(asked, context) for name, asked in sets.items()}
+
+    def build(self, context: Context) -> list[Evaluator]:
+        """As many questions of each set as the profile asks."""
+        from oblivionis.measures.questions import spread
+
+        count = context.profile().questions
+        return [ChoiceEvaluator({name: spread(asked, count) for name, asked in context.prepared.items()})]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.measures.base import Measure
 from oblivionis.naming import SETS
 
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
     from oblivionis.measures.context import Context
 
-ORDER = 70
 LIMITS = {
     "enabled": {"help": "Measure it."},
     "after_rounds": {"help": "After rounds, too, not only at a stage's end."},
@@ -26,7 +26,6 @@ LIMITS = {
         "at_most": 1,
     },
 }
-CLIENT_METRICS = ("",)
 _SETS = ("forget", "retain")
 
 
@@ -63,29 +62,35 @@ def _of_set(name: str, place: int) -> list[Metric]:
     ]
 
 
-METRICS: tuple[Metric, ...] = (
-    *_of_set("forget", 60),
-    *_of_set("retain", 61),
-    Metric(
-        *("threshold", "NLL from which an answer is gibberish", None, None),
-        "The quantile `evaluation.fluency.quantile` of the true answers' negative log-likelihood under the base model, "
-        "nats per token.",
-        most=None,
-    ),
-)
-LEGEND = (
-    "Fluency: the base model before any training judges the greedy answers. Gibberish: less likely to it, per token, "
-    "than nearly all true answers; on forget rows, too, the fewer the better."
-)
+class Fluency(Measure):
+    """How likely the base model finds the greedy answers to forget and retain questions."""
 
+    order = 70
+    needs = ("as_base",)
+    client_metrics = ("",)
+    metrics = (
+        *_of_set("forget", 60),
+        *_of_set("retain", 61),
+        Metric(
+            *("threshold", "NLL from which an answer is gibberish", None, None),
+            "The quantile `evaluation.fluency.quantile` of the true answers' negative log-likelihood under the base "
+            "model, nats per token.",
+            most=None,
+        ),
+    )
+    legend = (
+        "Fluency: the base model before any training judges the greedy answers. Gibberish: less likely to it, per "
+        "token, than nearly all true answers; on forget rows, too, the fewer the better."
+    )
 
-def build(context: Context) -> list[Evaluator]:
-    """At a stage's end, after rounds where that is wanted: the forget and retain questions of the profile."""
-    from evaluation.metrics.fluency import FluencyEvaluator
+    def build(self, context: Context) -> list[Evaluator]:
+        """At a stage's end, after rounds where that is wanted: the forget and retain questions of the profile."""
+        from evaluation.metrics.fluency import FluencyEvaluator
 
-    settings, profile = context.settings, context.profile()
-    wanted = settings["enabled"] and (context.full or settings["after_rounds"])
-    asked = {name: profile.pick(context.questions.get(name, ())) for name in _SETS if name in profile.sets}
-    if not wanted or context.as_base is None or not any(asked.values()):
-        return []
-    return [FluencyEvaluator(asked, context.as_base, profile.max_new_tokens, settings["quantile"])]
+        settings, profile = context.settings, context.profile()
+        wanted = settings["enabled"] and (context.full or settings["after_rounds"])
+        asked = {name: profile.pick(context.questions.get(name, ())) for name in _SETS if name in profile.sets}
+        if not wanted or not any(asked.values()):
+            return []
+        assert context.as_base is not None  # says `needs`
+        return [FluencyEvaluator(asked, context.as_base, profile.max_new_tokens, settings["quantile"])]

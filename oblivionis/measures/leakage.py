@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
@@ -13,102 +14,12 @@ if TYPE_CHECKING:
     from oblivionis.data.records import Record
     from oblivionis.measures.context import Context
 
-ORDER = 30
 KEPT = ("m_bin", "mu_lower", "mu_upper", "mean", "std", "greedy")
-CLIENT_METRICS = ("",)
 _GROUP = Group("Forget, sampled", 10)
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "mean",
-        "Mean leakage",
-        "oracle",
-        None,
-        "Mean ROUGE-L recall (or `evaluation.leakage.function`) of randomly sampled answers to forget questions. "
-        "0 to 1.",
-        _GROUP,
-        drawn=True,
-        headline=True,
-    ),
-    Metric(
-        "ed",
-        "ED score",
-        "oracle",
-        None,
-        "Mean leakage plus rho times its standard deviation over the samples of a question, averaged over questions.",
-        _GROUP,
-        most=None,
-    ),
-    Metric(
-        "m_mu",
-        "Bound on mean leakage (M_μ)",
-        "oracle",
-        None,
-        "Upper bound on the expected leakage of a question that holds with probability 1 − alpha, averaged over "
-        "questions. Fewer samples make it looser.",
-        _GROUP,
-    ),
-    Metric(
-        "m_bin_share",
-        "Questions that may leak (M_bin)",
-        "oracle",
-        None,
-        "Share of forget questions for which the probability of a leaking answer (leakage of at least `leaks_from`) is "
-        "not certified to be below `limit`.",
-        _GROUP,
-    ),
-    Metric("std", "Deviation of leakage", "oracle", None, "Standard deviation over a question's samples."),
-    Metric("max", "Largest leakage", "oracle", None, "Largest leakage among the samples of a question, their mean."),
-    Metric("mu_lower", "Mean leakage at least", "oracle", None, "Lower of two bounds on the expected leakage."),
-    Metric("mu_upper", "Mean leakage at most", "oracle", None, "Upper of two bounds on the expected leakage."),
-    Metric(
-        *("m_sigma", "Bound on the deviation (M_σ)", "oracle", None),
-        "Upper bound on the deviation of a question's leakage (probability 1 − alpha), averaged over questions.",
-    ),
-    Metric(
-        *("m_bin", "Bound on leaking answers (M_bin)", "oracle", None),
-        "Upper bound on the probability that a sampled answer leaks (probability 1 − alpha), averaged over questions.",
-    ),
-    Metric("greedy", "Leakage of greedy answers", "oracle", None, "Mean leakage of the greedy answers. 0 to 1."),
-    Metric("greedy_share", "Greedy answers that leak", "oracle", None, "Share of greedy answers that leak. 0 to 1."),
-    Metric(
-        *("diversity", "Diversity of samples", "higher", None),
-        "One less the self-BLEU of a question's sampled answers, averaged over questions. 0: all alike.",
-    ),
-    Metric(
-        "samples",
-        "Samples per question",
-        None,
-        None,
-        "Answers that were sampled for each question.",
-        most=100_000.0,
-        whole=True,
-    ),
-    Metric(
-        "questions",
-        "Sampled questions",
-        None,
-        None,
-        "Forget questions that answers were sampled for.",
-        most=None,
-        whole=True,
-    ),
-)
-
-
-def build(context: Context) -> list[Evaluator]:
-    """The evaluator of the profile, none where it samples nothing or there is no forget question."""
-    from oblivionis.measures.questions import spread
-
-    settings = context.config.evaluation.leakage
-    questions = context.questions.get("forget", ())
-    records = context.corpus.evaluation["forget"] if questions else ()
-    asked = list(zip(records, questions, strict=True))
-    asked = spread(asked, settings.full_questions if context.full else settings.questions)
-    return of_records(context, asked)
 
 
 def of_records(context: Context, asked: Sequence[tuple[Record, Question]]) -> list[Evaluator]:
-    """The same of these records alone."""
+    """As `Leakage.build`, of these records alone."""
     from evaluation.engine.sampling import Rule
     from evaluation.leakage import functions
     from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
@@ -143,6 +54,106 @@ def by_question(details: Mapping[str, Any], samples: float) -> dict[str, dict[st
     }
 
 
-def to_log(details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The bounds of each question, by id."""
-    return {"leakage": by_question(details, details["samples"])} if "samples" in details else {}
+class Leakage(Measure):
+    """Leakage of sampled answers to forget questions."""
+
+    order = 30
+    needs = ("questions",)
+    client_metrics = ("",)
+    metrics = (
+        Metric(
+            "mean",
+            "Mean leakage",
+            "oracle",
+            None,
+            "Mean ROUGE-L recall (or `evaluation.leakage.function`) of randomly sampled answers to forget questions. "
+            "0 to 1.",
+            _GROUP,
+            drawn=True,
+            headline=True,
+        ),
+        Metric(
+            "ed",
+            "ED score",
+            "oracle",
+            None,
+            "Mean leakage plus rho times its standard deviation over the samples of a question, averaged over "
+            "questions.",
+            _GROUP,
+            most=None,
+        ),
+        Metric(
+            "m_mu",
+            "Bound on mean leakage (M_μ)",
+            "oracle",
+            None,
+            "Upper bound on the expected leakage of a question that holds with probability 1 − alpha, averaged over "
+            "questions. Fewer samples make it looser.",
+            _GROUP,
+        ),
+        Metric(
+            "m_bin_share",
+            "Questions that may leak (M_bin)",
+            "oracle",
+            None,
+            "Share of forget questions for which the probability of a leaking answer (leakage of at least "
+            "`leaks_from`) is not certified to be below `limit`.",
+            _GROUP,
+        ),
+        Metric("std", "Deviation of leakage", "oracle", None, "Standard deviation over a question's samples."),
+        Metric(
+            "max", "Largest leakage", "oracle", None, "Largest leakage among the samples of a question, their mean."
+        ),
+        Metric("mu_lower", "Mean leakage at least", "oracle", None, "Lower of two bounds on the expected leakage."),
+        Metric("mu_upper", "Mean leakage at most", "oracle", None, "Upper of two bounds on the expected leakage."),
+        Metric(
+            *("m_sigma", "Bound on the deviation (M_σ)", "oracle", None),
+            "Upper bound on the deviation of a question's leakage (probability 1 − alpha), averaged over questions.",
+        ),
+        Metric(
+            *("m_bin", "Bound on leaking answers (M_bin)", "oracle", None),
+            "Upper bound on the probability that a sampled answer leaks (probability 1 − alpha), averaged over "
+            "questions.",
+        ),
+        Metric("greedy", "Leakage of greedy answers", "oracle", None, "Mean leakage of the greedy answers. 0 to 1."),
+        Metric(
+            "greedy_share", "Greedy answers that leak", "oracle", None, "Share of greedy answers that leak. 0 to 1."
+        ),
+        Metric(
+            *("diversity", "Diversity of samples", "higher", None),
+            "One less the self-BLEU of a question's sampled answers, averaged over questions. 0: all alike.",
+        ),
+        Metric(
+            "samples",
+            "Samples per question",
+            None,
+            None,
+            "Answers that were sampled for each question.",
+            most=100_000.0,
+            whole=True,
+        ),
+        Metric(
+            "questions",
+            "Sampled questions",
+            None,
+            None,
+            "Forget questions that answers were sampled for.",
+            most=None,
+            whole=True,
+        ),
+    )
+
+    def build(self, context: Context) -> list[Evaluator]:
+        """The evaluator of the profile, none where it samples nothing or there is no forget question."""
+        from oblivionis.measures.questions import spread
+
+        settings = context.config.evaluation.leakage
+        questions = context.questions.get("forget", ())
+        records = context.corpus.evaluation["forget"] if questions else ()
+        asked = list(zip(records, questions, strict=True))
+        asked = spread(asked, settings.full_questions if context.full else settings.questions)
+        return of_records(context, asked)
+
+    def to_log(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The bounds of each question, by id."""
+        return {self.name: by_question(details, details["samples"])} if "samples" in details else {}

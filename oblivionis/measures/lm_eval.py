@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.metrics.catalogue import Group, Metric
+from evaluation.metrics.catalogue import Group
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import RunError
+from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
     from evaluation.hook import EvaluationSession, Evaluator, Result
     from oblivionis.measures.context import Context
 
-ORDER = 90
 LIMITS = {
     "tasks": {
         "help": "Tasks, groups and tags of the harness (`lm-eval ls tasks` lists them), or YAML files of tasks; none: "
@@ -48,17 +48,11 @@ LIMITS = {
     "apply_chat_template": {"help": "Whether the tokenizer's chat template goes around prompts."},
     "after_rounds": {"help": "After rounds, too, not only at a stage's end."},
 }
-METRICS: tuple[Metric, ...] = ()
-OTHERS = Group("lm-eval", 95)
-LEGEND = (
-    "lm-eval: `<task>_<metric>` as EleutherAI's harness computes it. Which value is better depends on the task: on "
-    "what was to be forgotten the retrained model's, on anything else mostly the higher."
-)
 SEED = 1234
 
 
 @dataclass(frozen=True)
-class LmEval:
+class HarnessEvaluator:
     """The metrics of the harness's `tasks` (what its TaskManager loads), `shown` those that are metrics of ours.
 
     `arguments` are those of the chat template. Few-shot examples and whatever else a task draws come from `SEED`, the
@@ -139,48 +133,6 @@ def _drawn_from(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def prepare(context: Context) -> tuple[Any, tuple[str, ...]] | None:
-    """The loaded tasks, with their data, and whose metrics are shown; None without tasks.
-
-    Raises RunError where the package is not installed, or a task is unknown or cannot be loaded.
-    """
-    settings = context.settings
-    if not settings["tasks"]:
-        return None
-    try:
-        from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise RunError(
-            "evaluation.lm_eval.tasks: its package is not installed; pip install 'oblivionis[lm-eval]', or name no "
-            f"tasks ({error})"
-        ) from error
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    folder, named = settings["include_path"], list(settings["tasks"])
-    if folder is not None and not Path(folder).expanduser().is_dir():
-        raise RunError(f"evaluation.lm_eval.include_path: there is no folder {folder}")
-    manager = TaskManager(
-        include_path=None if folder is None else str(Path(folder).expanduser()),
-        # Reading the harness's own thousands of files takes seconds.
-        include_defaults=not all(_is_file(task) for task in named),
-    )
-    for task in named:
-        if task not in manager.all_tasks and not (_is_file(task) and Path(task).expanduser().is_file()):
-            near = did_you_mean(task, manager.all_tasks) or "`lm-eval ls tasks` lists what there is"
-            raise RunError(f"evaluation.lm_eval.tasks: there is no task {task!r}; {near}")
-    try:
-        tasks = manager.load([str(Path(task).expanduser()) if _is_file(task) else task for task in named])
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RunError(f"evaluation.lm_eval.tasks: {', '.join(named)} cannot be loaded: {reason}") from error
-    for task in tasks["tasks"].values():
-        if task.get_config("num_fewshot") is None or (
-            settings["num_fewshot"] is not None and task.get_config("num_fewshot") != 0
-        ):
-            task.set_config(key="num_fewshot", value=settings["num_fewshot"] or 0)
-        task.set_fewshot_seed(seed=SEED)
-    return tasks, _shown(tasks)
-
-
 def _is_file(task: str) -> bool:
     return task.endswith((".yaml", ".yml"))
 
@@ -194,11 +146,64 @@ def _shown(tasks: Any) -> tuple[str, ...]:
     return (*names, *(name for name in tasks["tasks"] if name not in inside))
 
 
-def build(context: Context) -> list[Evaluator]:
-    """At a stage's end, after rounds where that is wanted."""
-    settings = context.settings
-    if context.prepared is None or not (context.full or settings["after_rounds"]):
-        return []
-    tasks, shown = context.prepared
-    own = {key: settings[key] for key in ("limit", "batch_size", "apply_chat_template")}
-    return [LmEval(tasks, shown, context.tokenizer, arguments=context.assembled.template.arguments, **own)]
+class LmEval(Measure):
+    """What the harness measures of the model on the configured tasks."""
+
+    order = 90
+    needs = ("prepared",)
+    others = Group("lm-eval", 95)
+    legend = (
+        "lm-eval: `<task>_<metric>` as EleutherAI's harness computes it. Which value is better depends on the task: on "
+        "what was to be forgotten the retrained model's, on anything else mostly the higher."
+    )
+
+    def prepare(self, context: Context) -> tuple[Any, tuple[str, ...]] | None:
+        """The loaded tasks, with their data, and whose metrics are shown; None without tasks.
+
+        Raises RunError where the package is not installed, or a task is unknown or cannot be loaded.
+        """
+        settings = context.settings
+        if not settings["tasks"]:
+            return None
+        try:
+            from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise RunError(
+                "evaluation.lm_eval.tasks: its package is not installed; pip install 'oblivionis[lm-eval]', or name no "
+                f"tasks ({error})"
+            ) from error
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        folder, named = settings["include_path"], list(settings["tasks"])
+        if folder is not None and not Path(folder).expanduser().is_dir():
+            raise RunError(f"evaluation.lm_eval.include_path: there is no folder {folder}")
+        manager = TaskManager(
+            include_path=None if folder is None else str(Path(folder).expanduser()),
+            # Reading the harness's own thousands of files takes seconds.
+            include_defaults=not all(_is_file(task) for task in named),
+        )
+        for task in named:
+            if task not in manager.all_tasks and not (_is_file(task) and Path(task).expanduser().is_file()):
+                near = did_you_mean(task, manager.all_tasks) or "`lm-eval ls tasks` lists what there is"
+                raise RunError(f"evaluation.lm_eval.tasks: there is no task {task!r}; {near}")
+        try:
+            tasks = manager.load([str(Path(task).expanduser()) if _is_file(task) else task for task in named])
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RunError(f"evaluation.lm_eval.tasks: {', '.join(named)} cannot be loaded: {reason}") from error
+        for task in tasks["tasks"].values():
+            if task.get_config("num_fewshot") is None or (
+                settings["num_fewshot"] is not None and task.get_config("num_fewshot") != 0
+            ):
+                task.set_config(key="num_fewshot", value=settings["num_fewshot"] or 0)
+            task.set_fewshot_seed(seed=SEED)
+        return tasks, _shown(tasks)
+
+    def build(self, context: Context) -> list[Evaluator]:
+        """At a stage's end, after rounds where that is wanted."""
+        settings = context.settings
+        if not (context.full or settings["after_rounds"]):
+            return []
+        tasks, shown = context.prepared
+        own = {key: settings[key] for key in ("limit", "batch_size", "apply_chat_template")}
+        template = context.assembled.template
+        return [HarnessEvaluator(tasks, shown, context.tokenizer, arguments=template.arguments, **own)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from evaluation.engine.models import text_config
 from evaluation.engine.sequences import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis.config.schema import Config
@@ -12,9 +13,16 @@ from oblivionis.data.records import Record
 from oblivionis.data.tokenize import PromptTemplate, encode_all, encode_pairs
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from oblivionis.models.assembly import Assembled
 
 T = TypeVar("T")
+
+
+def context_length(model: nn.Module) -> int:
+    """Most tokens that the model takes at once; 2^30 where its configuration has no limit."""
+    return getattr(text_config(model), "max_position_embeddings", None) or 1 << 30
 
 
 def spread(items: Sequence[T], count: int | None) -> tuple[T, ...]:

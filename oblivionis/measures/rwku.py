@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Direction, Group, Metric
+from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
     from evaluation.hook import EvaluationSession, Evaluator, Result
     from evaluation.metrics.muse import Item
     from oblivionis.measures.context import Context
 
-ORDER = 61
 LIMITS = {
     "enabled": {"help": "Measure it."},
     "max_new_tokens": {"help": "Longest answer.", "unit": "tokens", "at_least": 1, "at_most": 8192},
@@ -32,17 +32,6 @@ def _metric(key: str, label: str, direction: Direction, asked: str, group: Group
 _BLANKS = ("Blanks filled (FB)", "a sentence with a blank")
 _QUESTIONS = ("Questions answered (QA)", "a question")
 _ATTACKS = ("Attacks answered (AA)", "a question that is asked in one of nine hostile ways")
-METRICS: tuple[Metric, ...] = (
-    _metric("forget_blanks", _BLANKS[0], "lower", _BLANKS[1], _FORGET),
-    _metric("forget_questions", _QUESTIONS[0], "lower", _QUESTIONS[1], _FORGET),
-    _metric("forget_attacks", _ATTACKS[0], "lower", _ATTACKS[1], _FORGET),
-    _metric("neighbor_blanks", _BLANKS[0], "higher", _BLANKS[1], _NEIGHBOR),
-    _metric("neighbor_questions", _QUESTIONS[0], "higher", _QUESTIONS[1], _NEIGHBOR),
-)
-LEGEND = (
-    "RWKU: recall of true answers about the people to forget, the lower the better (what the base model knew, the "
-    "retrained model knows, too), and about what is near them, the higher the better."
-)
 
 
 @dataclass(frozen=True)
@@ -77,46 +66,59 @@ class ProbeEvaluator:
         return Result(found.metrics, found.details, found.notes)
 
 
-def prepare(context: Context) -> dict[str, tuple[Item, ...]] | None:
-    """The tokenised probes by set; None for other data."""
-    from evaluation.engine.models import text_config
-    from evaluation.metrics.muse import Item
-    from oblivionis.data.datasets.rwku import PROBES
-    from oblivionis.data.tokenize import encode_prompts
+class Rwku(Measure):
+    """ROUGE-L recall of the answers to the probes."""
 
-    sets = {name: context.corpus.evaluation[name] for name in PROBES if name in context.corpus.evaluation}
-    if not sets or not context.settings["enabled"]:
-        return None
-    room = getattr(text_config(context.assembled.model), "max_position_embeddings", None) or 1 << 30
-    keep = max(1, room - context.settings["max_new_tokens"])
-    template = replace(context.assembled.template, question_prefix="", question_suffix="", answer_prefix="")
-    found = {}
-    for name, records in sets.items():
-        prompts = encode_prompts([record.question for record in records], context.tokenizer, template)
-        found[name] = tuple(
-            Item(record.id, prompt[-keep:], record.question, record.answer)
-            for record, prompt in zip(records, prompts, strict=True)
-        )
-    return found
+    order = 61
+    needs = ("prepared",)
+    metrics = (
+        _metric("forget_blanks", _BLANKS[0], "lower", _BLANKS[1], _FORGET),
+        _metric("forget_questions", _QUESTIONS[0], "lower", _QUESTIONS[1], _FORGET),
+        _metric("forget_attacks", _ATTACKS[0], "lower", _ATTACKS[1], _FORGET),
+        _metric("neighbor_blanks", _BLANKS[0], "higher", _BLANKS[1], _NEIGHBOR),
+        _metric("neighbor_questions", _QUESTIONS[0], "higher", _QUESTIONS[1], _NEIGHBOR),
+    )
+    legend = (
+        "RWKU: recall of true answers about the people to forget, the lower the better (what the base model knew, the "
+        "retrained model knows, too), and about what is near them, the higher the better."
+    )
 
+    def prepare(self, context: Context) -> dict[str, tuple[Item, ...]] | None:
+        """The tokenised probes by set; None for other data."""
+        from evaluation.metrics.muse import Item
+        from oblivionis.data.datasets.rwku import PROBES
+        from oblivionis.data.tokenize import encode_prompts
+        from oblivionis.measures.questions import context_length
 
-def lacks(context: Context) -> list[str]:
-    """Which of its metrics are left out, because ROUGE cannot read the true answers."""
-    from evaluation.metrics.rouge import left_out
+        sets = {name: context.corpus.evaluation[name] for name in PROBES if name in context.corpus.evaluation}
+        if not sets or not context.settings["enabled"]:
+            return None
+        room = context_length(context.assembled.model)
+        keep = max(1, room - context.settings["max_new_tokens"])
+        template = replace(context.assembled.template, question_prefix="", question_suffix="", answer_prefix="")
+        found = {}
+        for name, records in sets.items():
+            prompts = encode_prompts([record.question for record in records], context.tokenizer, template)
+            found[name] = tuple(
+                Item(record.id, prompt[-keep:], record.question, record.answer)
+                for record, prompt in zip(records, prompts, strict=True)
+            )
+        return found
 
-    titles = {m.key: f"{m.group.title}: {m.label}" for m in METRICS if m.group is not None}
-    sets: Mapping[str, Sequence[Item]] = context.prepared or {}
-    truths = {titles[name]: [item.truth for item in items] for name, items in sets.items()}
-    return left_out(truths, context.config.evaluation.rouge)
+    def warnings(self, context: Context) -> list[str]:
+        """Which of its metrics are left out, because ROUGE cannot read the true answers."""
+        from evaluation.metrics.rouge import left_out
 
+        titles = {m.key: f"{m.group.title}: {m.label}" for m in self.metrics if m.group is not None}
+        sets: Mapping[str, Sequence[Item]] = context.prepared or {}
+        truths = {titles[name]: [item.truth for item in items] for name, items in sets.items()}
+        return left_out(truths, context.config.evaluation.rouge)
 
-def build(context: Context) -> list[Evaluator]:
-    """As many probes of each set as the profile asks questions."""
-    from oblivionis.measures.questions import spread
+    def build(self, context: Context) -> list[Evaluator]:
+        """As many probes of each set as the profile asks questions."""
+        from oblivionis.measures.questions import spread
 
-    if context.prepared is None:
-        return []
-    count = context.profile().questions
-    sets = {name: spread(items, count) for name, items in context.prepared.items()}
-    settings, rouge = context.settings, context.config.evaluation.rouge
-    return [ProbeEvaluator(sets, context.decode, settings["max_new_tokens"], rouge)]
+        count = context.profile().questions
+        sets = {name: spread(items, count) for name, items in context.prepared.items()}
+        settings, rouge = context.settings, context.config.evaluation.rouge
+        return [ProbeEvaluator(sets, context.decode, settings["max_new_tokens"], rouge)]

@@ -73,11 +73,8 @@ def stage_metrics(
 ) -> dict[str, dict[str, float]]:
     """Final metrics of each finished stage, in the order of the table: base model, finetune, unlearn, retrain, local.
 
-    They are those of `stages/<stage>.json`. A forget quality that a stage could not know, because it ended before
-    there was a retrained model, is computed from the per-question logs with the truth ratio `convention`. The
-    retrained model against itself has the p-value 1, the best there is. Likewise differences of membership AUCs (with
-    intervals of that `confidence`) and PrivLeak. RULER's Lens 1 of the finetuned and the
-    retrained model comes from the summary of unlearn.
+    They are those of `stages/<stage>.json`, and what a stage could not know because it ended before there was a
+    retrained model (`Measure.complete`), with the truth ratio `convention` and intervals of that `confidence`.
     """
     return kept(run, "metrics", lambda: _stage_metrics(run, convention, confidence), convention, confidence)
 
@@ -85,19 +82,8 @@ def stage_metrics(
 def _stage_metrics(run: RunDirectory, convention: str, confidence: float) -> dict[str, dict[str, float]]:
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
-    known = (summaries["unlearn"] or {}).get("ruler", {}).get("lens_1", {})
-    for stage, values in known.items():
-        found.get(stage, {}).update({f"ruler_{name}": value for name, value in values.items()})
-    membership_report.complete(run, found, confidence)
-    oracle = _forget_ratios(run, "retrain", convention) if "retrain" in found else None
-    if oracle is None:
-        return found
-    from evaluation.metrics.tofu import forget_quality
-
-    for stage, metrics in found.items():
-        ratios = None if "forget_quality" in metrics else _forget_ratios(run, stage, convention)
-        if ratios is not None:
-            metrics["forget_quality"], metrics["forget_ks"] = forget_quality(ratios, oracle)
+    for measure in registry.measures().values():
+        measure.complete(run, found, convention, confidence)
     return found
 
 
@@ -115,19 +101,6 @@ def note_lines(notes: Mapping[str, Mapping[str, str]], among: Collection[str] | 
             if among is None or key in among:
                 found.setdefault(note, {})[registry.reader_name(key)] = None
     return [f"{', '.join(names)}: {note}." for note, names in found.items()]
-
-
-def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
-    """Truth ratios (n,) of a stage's forget questions; None when its log has none or holds a non-finite loss."""
-    log = run.evaluation_log(stage)
-    if log is None:
-        return None
-    from evaluation.metrics.tofu import truth_ratios
-
-    try:
-        return truth_ratios(log, "forget", convention)
-    except ValueError:
-        return None
 
 
 def method(config: Config) -> str:

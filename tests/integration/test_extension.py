@@ -62,17 +62,16 @@ class StandStill(ServerStep):
 from __future__ import annotations
 
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.measures.base import Measure
 
 LIMITS = {
     "letter": {"help": "Which letter.", "at_least": 1},
     "most": {"help": "Longest answer; null: the profile's.", "type": "int", "at_least": 1, "unit": "tokens"},
 }
-METRICS = (
-    Metric("share", "Share of the letter", "lower", None, "Occurrences per character of an answer.", Group("Forget")),
-)
+MEANING = "Occurrences per character of an answer."
 
 
-class Letters:
+class LetterEvaluator:
     """share: occurrences of the letter among the characters of all answers."""
 
     name = "letters"
@@ -94,9 +93,15 @@ class Letters:
         return Result({"share": text.count(self.context.settings["letter"]) / max(1, len(text))})
 
 
-def build(context):
-    """Nothing without forget questions."""
-    return [Letters(context)] if context.questions.get("forget") else []
+class Letters(Measure):
+    """share: occurrences per character of an answer."""
+
+    needs = ("questions",)
+    metrics = (Metric("share", "Share of the letter", "lower", None, MEANING, Group("Forget")),)
+
+    def build(self, context):
+        """Nothing without forget questions."""
+        return [LetterEvaluator(context)] if context.questions.get("forget") else []
 ''',
     "conf/evaluator/letters.yaml": "letter: e\nmost: null\n",
     "oblivionis/audits/attacks/shout.py": '''"""The questions, shouted."""

@@ -22,8 +22,8 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.measures.assessor import Assessor
-from oblivionis.measures.membership import evaluator
 from oblivionis.measures.membership import report as membership_report
+from oblivionis.measures.membership.evaluator import Membership
 from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports import run_summary as report
@@ -119,7 +119,7 @@ def test_the_report_of_a_run_on_texts(texts) -> None:
     assert {s["set"] for s in shown} == {"Forget", "Retain"} and len(shown[0]["answers"]) == 3
     write_html(directory, config)
     page = (directory.path / "report.html").read_text()
-    assert all(words in page for words in ("PrivLeak", "VerbMem (NVM)", evaluator.LEGEND.split(":")[0]))
+    assert all(words in page for words in ("PrivLeak", "VerbMem (NVM)", Membership.legend.split(":")[0]))
 
 
 @pytest.mark.slow

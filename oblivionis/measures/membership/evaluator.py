@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.measures.base import Measure
+from oblivionis.runs.directory import RunDirectory, named_metrics
 
 if TYPE_CHECKING:
     from evaluation.hook import EvaluationSession, Evaluator
     from oblivionis.measures.context import Context
     from oblivionis.measures.membership.groups import Groups
 
-ORDER = 50
 _GROUP = Group("Forget, membership", 50)
 _AUC = "Membership inference: probability that the attack scores a forget record above a holdout record. Score: "
 _ATTACKS = {
@@ -62,34 +64,45 @@ def _of_attack(name: str, label: str, score: str) -> list[Metric]:
     ]
 
 
-METRICS: tuple[Metric, ...] = tuple(
-    metric for name, (label, score) in _ATTACKS.items() for metric in _of_attack(name, label, score)
-)
-LEGEND = (
-    "Membership: probability that an attack scores a forget record above a holdout record, which nobody trained on "
-    "(0.5: chance). The goal is the retrained model's value, not 0.5."
-)
+class Membership(Measure):
+    """AUCs of membership inference, beside the retrained model's."""
 
+    order = 50
+    needs = ("prepared",)
+    metrics = tuple(metric for name, (label, score) in _ATTACKS.items() for metric in _of_attack(name, label, score))
+    legend = (
+        "Membership: probability that an attack scores a forget record above a holdout record, which nobody trained on "
+        "(0.5: chance). The goal is the retrained model's value, not 0.5."
+    )
 
-def prepare(context: Context) -> Groups | None:
-    """Whose membership is asked; None where the data have no holdout."""
-    from oblivionis.measures.membership.groups import Groups
+    def prepare(self, context: Context) -> Groups | None:
+        """Whose membership is asked; None where the data have no holdout."""
+        from oblivionis.measures.membership.groups import Groups
 
-    found = Groups.of(context.corpus, context.assembled, context.config)
-    return found if found.others else None
+        found = Groups.of(context.corpus, context.assembled, context.config)
+        return found if found.others else None
 
+    def measure_base(self, context: Context, session: EvaluationSession) -> dict[str, float] | None:
+        """What the attack `reference` compares with; None where it is not wanted."""
+        settings = context.config.evaluation.membership
+        groups: Groups | None = context.prepared
+        wanted = settings.enabled and "reference" in settings.attacks
+        return groups.reference(session) if wanted and groups is not None else None
 
-def measure_base(context: Context, session: EvaluationSession) -> dict[str, float] | None:
-    """What the attack `reference` compares with; None where it is not wanted."""
-    settings = context.config.evaluation.membership
-    groups: Groups | None = context.prepared
-    wanted = settings.enabled and "reference" in settings.attacks
-    return groups.reference(session) if wanted and groups is not None else None
+    def build(self, context: Context) -> list[Evaluator]:
+        """At a stage's end, after rounds where that is wanted; nothing where it is switched off or has no records."""
+        groups: Groups = context.prepared
+        return list(groups.evaluators(context.config, context.full, context.reference, context.oracle))
 
+    def complete(
+        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
+    ) -> None:
+        """Differences from the retrained model's AUCs, with intervals, by the scores in the logs."""
+        oracle = (run.evaluation_log("retrain") or {}).get(self.name, {}) if "retrain" in metrics else {}
+        for stage, found in metrics.items() if oracle else ():
+            scores = (run.evaluation_log(stage) or {}).get(self.name, {}) if stage != "retrain" else {}
+            for attack in (a for a in scores if scores[a] and f"membership_auc_{a}_p" not in found):
+                from evaluation.metrics.membership import compared
 
-def build(context: Context) -> list[Evaluator]:
-    """At a stage's end, after rounds where that is wanted; nothing where it is switched off or has no records."""
-    groups: Groups | None = context.prepared
-    if groups is None:
-        return []
-    return list(groups.evaluators(context.config, context.full, context.reference, context.oracle))
+                differences = compared(attack, scores[attack], oracle.get(attack), confidence)
+                found.update(named_metrics(self.name, differences))

@@ -1,49 +1,14 @@
-"""Membership inference and MUSE beside the retrained model: numbers that a stage could not know, and sentences."""
+"""What membership inference says of the unlearned model beside the retrained one, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 
 from oblivionis.measures import registry
-from oblivionis.runs.directory import RunDirectory, named_metrics
 
 LEVEL = 0.05
 """Of all tests together, that the unlearned model is no other than the retrained one."""
 _AUC = "membership_auc_"
-
-
-def complete(run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], confidence: float) -> None:
-    """Add to each stage's metrics what it could not know without the retrained model: differences of AUCs, PrivLeak.
-
-    From the logs; for the retrained model itself the PrivLeak is 0.
-    """
-    oracle = run.evaluation_log("retrain") if "retrain" in metrics else None
-    if oracle is None:
-        return
-    for stage, found in metrics.items():
-        log = run.evaluation_log(stage) or {}
-        if stage != "retrain":
-            _compare(log.get("membership", {}), oracle.get("membership", {}), found, confidence)
-        auc, retrained = (x.get("muse", {}).get("auc") for x in (log, oracle))
-        if auc is not None and retrained is not None and "muse_privleak" not in found:
-            from evaluation.metrics.muse import privleak
-
-            leak = privleak(auc, retrained)
-            found.update({} if leak is None else {"muse_privleak": leak})
-
-
-def _compare(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], metrics: MutableMapping[str, float], confidence: float
-) -> None:
-    """Add the differences of AUCs that `metrics` lacks; ours, theirs: scores of two models by attack."""
-    lacking = [name for name in ours if ours[name] and f"membership_auc_{name}_p" not in metrics]
-    if not lacking:
-        return
-    from evaluation.metrics.membership import compared
-
-    for name in lacking:
-        metrics.update(named_metrics("membership", compared(name, ours[name], theirs.get(name), confidence)))
 
 
 def p_values(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.engine.models import text_config
 from evaluation.hook import EvaluationSession
 from evaluation.metrics.muse import KNOWLEDGE, Item, MuseEvaluator, few_shot
 from evaluation.metrics.rouge import rouge_l
@@ -15,7 +14,7 @@ from oblivionis.data.records import TEXT_SETS, Corpus, Record
 from oblivionis.data.tokenize import plain_ids, text_start
 from oblivionis.errors import RunError
 from oblivionis.measures.membership.groups import Groups
-from oblivionis.measures.questions import spread
+from oblivionis.measures.questions import context_length, spread
 from oblivionis.models.assembly import Assembled
 
 LEAST_BEGINNING = 16
@@ -29,15 +28,15 @@ LEFT_OUT = (
 
 
 @dataclass(frozen=True)
-class Muse:
-    """What is continued and asked for a corpus of texts, tokenised once."""
+class Prompts:
+    """The passages to continue and the questions to ask of a corpus of texts, tokenised once."""
 
     passages: tuple[Item, ...]
     knowledge: Mapping[str, tuple[Item, ...]]
     decode: Callable[[Sequence[int]], str]
 
     @classmethod
-    def of(cls, corpus: Corpus, assembled: Assembled, config: Config) -> Muse | None:
+    def of(cls, corpus: Corpus, assembled: Assembled, config: Config) -> Prompts | None:
         """None for a corpus without MUSE's texts and questions, or where MUSE is switched off.
 
         A beginning that does not fit into the model's context beside its continuation loses its own beginning. Raises
@@ -45,7 +44,7 @@ class Muse:
         """
         if not config.evaluation.muse.enabled or not set(TEXT_SETS) & corpus.evaluation.keys() - {"holdout"}:
             return None
-        room = getattr(text_config(assembled.model), "max_position_embeddings", None) or 1 << 30
+        room = context_length(assembled.model)
         settings, tokenizer = config.evaluation.muse, assembled.tokenizer
 
         def decode(ids: Sequence[int]) -> str:

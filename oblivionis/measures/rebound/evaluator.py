@@ -5,15 +5,9 @@ It compares rounds, so that nothing of it runs in the hook: `measures.rebound.tr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from evaluation.metrics.catalogue import Direction, Metric
+from oblivionis.measures.base import Measure
 
-if TYPE_CHECKING:
-    from evaluation.hook import Evaluator
-    from oblivionis.measures.context import Context
-
-ORDER = 80
 MEASURES = {"prob": "forget_prob", "rouge": "forget_rouge"}
 """What is followed of each request's records, and the metric of TOFU that it is called after."""
 
@@ -54,9 +48,8 @@ def _of_measure(measure: str, called: str) -> list[Metric]:
     ]
 
 
-METRICS: tuple[Metric, ...] = (*_of_measure("prob", "Prob"), *_of_measure("rouge", "ROUGE-L recall"))
+class Rebound(Measure):
+    """How much of what requests forgot is back after the rounds that follow, by Prob and ROUGE-L recall."""
 
-
-def build(context: Context) -> list[Evaluator]:
-    """Nothing."""
-    return []
+    order = 80
+    metrics = (*_of_measure("prob", "Prob"), *_of_measure("rouge", "ROUGE-L recall"))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.measures.base import Measure
 from oblivionis.naming import SETS
 
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
     from oblivionis.measures.context import Context
+    from oblivionis.runs.directory import RunDirectory
 
-ORDER = 10
-CLIENT_METRICS = ("forget_", "retain_")
 _GROUPS = {name: Group(title, place) for place, (name, title) in enumerate(SETS.items())}
 _PROB = (
     "Length-normalised probability of the true answer, exp(−mean NLL per answer token), end token included; on real "
@@ -63,57 +63,87 @@ def _of_set(name: str) -> list[Metric]:
     ]
 
 
-METRICS: tuple[Metric, ...] = (
-    *_of_set("forget"),
-    Metric(
-        *("forget_quality", "Forget quality (KS p)", "higher", None, _FORGET_QUALITY, _GROUPS["forget"]),
-        drawn=True,
-        needs_oracle=True,
-    ),
-    Metric("forget_ks", "Forget quality (KS statistic)", "lower", None, _FORGET_KS, needs_oracle=True),
-    *(metric for name in SETS if name != "forget" for metric in _of_set(name)),
-    Metric(
-        "model_utility",
-        "Model utility",
-        "higher",
-        None,
-        _UTILITY,
-        Group("All but forget", 90),
-        drawn=True,
-        headline=True,
-    ),
-)
+class Tofu(Measure):
+    """Probability, ROUGE-L recall and truth ratio, model utility and forget quality."""
 
+    order = 10
+    needs = ("questions",)
+    client_metrics = ("forget_", "retain_")
+    metrics = (
+        *_of_set("forget"),
+        Metric(
+            *("forget_quality", "Forget quality (KS p)", "higher", None, _FORGET_QUALITY, _GROUPS["forget"]),
+            drawn=True,
+            needs_oracle=True,
+        ),
+        Metric("forget_ks", "Forget quality (KS statistic)", "lower", None, _FORGET_KS, needs_oracle=True),
+        *(metric for name in SETS if name != "forget" for metric in _of_set(name)),
+        Metric(
+            "model_utility",
+            "Model utility",
+            "higher",
+            None,
+            _UTILITY,
+            Group("All but forget", 90),
+            drawn=True,
+            headline=True,
+        ),
+    )
 
-def build(context: Context) -> list[Evaluator]:
-    """All of it, nothing where there are no questions; oracle: gives the forget quality."""
-    from evaluation.metrics.tofu import TofuEvaluator, truth_ratios
+    def build(self, context: Context) -> list[Evaluator]:
+        """The questions of the profile; with the retrained model's log also the forget quality."""
+        from evaluation.metrics.tofu import TofuEvaluator, truth_ratios
 
-    if not context.questions:
-        return []
-    convention = context.config.evaluation.truth_ratio
-    ratios = None if context.oracle is None else truth_ratios(context.oracle, "forget", convention)
-    return [
-        TofuEvaluator(
-            questions=context.questions,
-            decode=context.decode,
-            convention=convention,
-            oracle=None if ratios is None else ratios.tolist(),
-            profile=context.profile(),
-            rouge=context.config.evaluation.rouge,
+        convention = context.config.evaluation.truth_ratio
+        ratios = None if context.oracle is None else truth_ratios(context.oracle, "forget", convention)
+        return [
+            TofuEvaluator(
+                questions=context.questions,
+                decode=context.decode,
+                convention=convention,
+                oracle=None if ratios is None else ratios.tolist(),
+                profile=context.profile(),
+                rouge=context.config.evaluation.rouge,
+            )
+        ]
+
+    def warnings(self, context: Context) -> list[str]:
+        """Which question sets have no ROUGE-L recall, because it cannot read their true answers."""
+        from evaluation.metrics.rouge import left_out
+
+        profile = replace(context, full=True).profile()
+        asked = {name: profile.pick(context.questions.get(name, ())) for name in profile.sets}
+        return left_out(
+            {SETS[name]: [q.text for q in of] for name, of in asked.items()}, context.config.evaluation.rouge
         )
-    ]
+
+    def to_log(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The log in the shape of TOFU's own, with the question ids under `ids`."""
+        return {**details["log"], "ids": details["ids"]}
+
+    def complete(
+        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
+    ) -> None:
+        """The forget quality by the truth ratios in the logs; that of the retrained model itself is 1, the best."""
+        oracle = _forget_ratios(run, "retrain", convention) if "retrain" in metrics else None
+        if oracle is None:
+            return
+        from evaluation.metrics.tofu import forget_quality
+
+        for stage, found in metrics.items():
+            ratios = None if "forget_quality" in found else _forget_ratios(run, stage, convention)
+            if ratios is not None:
+                found["forget_quality"], found["forget_ks"] = forget_quality(ratios, oracle)
 
 
-def lacks(context: Context) -> list[str]:
-    """Which question sets have no ROUGE-L recall, because it cannot read their true answers."""
-    from evaluation.metrics.rouge import left_out
+def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
+    """Truth ratios (n,) of a stage's forget questions; None when its log has none or holds a non-finite loss."""
+    log = run.evaluation_log(stage)
+    if log is None:
+        return None
+    from evaluation.metrics.tofu import truth_ratios
 
-    profile = replace(context, full=True).profile()
-    asked = {name: profile.pick(context.questions.get(name, ())) for name in profile.sets}
-    return left_out({SETS[name]: [q.text for q in of] for name, of in asked.items()}, context.config.evaluation.rouge)
-
-
-def to_log(details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The log in the shape of TOFU's own, with the question ids under `ids`."""
-    return {**details["log"], "ids": details["ids"]}
+    try:
+        return truth_ratios(log, "forget", convention)
+    except ValueError:
+        return None

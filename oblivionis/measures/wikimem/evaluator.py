@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Direction, Group, Metric
+from oblivionis.measures.base import Measure
 from oblivionis.naming import SETS
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from oblivionis.measures.context import Context
     from oblivionis.measures.wikimem.people import People
 
-ORDER = 40
-CLIENT_METRICS = ("",)
 _STRICT = (
     "WikiMem: in which share of the phrasings the true value of a fact scores above every value of other people, "
     "averaged over facts. The score takes off how likely the sentence is with look-alike names. 0 to 1."
@@ -50,30 +49,35 @@ def _of_people(name: str, group: Group, known: Direction, unknown: Direction) ->
     ]
 
 
-METRICS: tuple[Metric, ...] = (
-    *_of_people("forget", Group(f"{SETS['forget']}, WikiMem", 30), "oracle", "oracle"),
-    *_of_people("retain", Group(f"{SETS['retain']}, WikiMem", 31), "higher", "lower"),
-)
-LEGEND = (
-    "WikiMem: does the true value of a fact about a person rank first among those of others? By chance about 1 in 100 "
-    "does in a phrasing, and half of the others' values score higher; more than half: the model avoids the true one."
-)
+class Wikimem(Measure):
+    """How true facts about people rank among those of others."""
 
-
-def prepare(context: Context) -> People | None:
-    """Whose facts are asked for; None where there are none. Raises RunError, or DataError for a faulty file."""
-    from oblivionis.data.tokenize import whole_text
-    from oblivionis.measures.wikimem.people import People
-
-    tokenizer, template = context.tokenizer, context.assembled.template
-    return People.of(
-        context.corpus,
-        context.config.evaluation.wikimem,
-        lambda record: whole_text(tokenizer, template, record.question, record.answer),
+    order = 40
+    needs = ("prepared",)
+    client_metrics = ("",)
+    metrics = (
+        *_of_people("forget", Group(f"{SETS['forget']}, WikiMem", 30), "oracle", "oracle"),
+        *_of_people("retain", Group(f"{SETS['retain']}, WikiMem", 31), "higher", "lower"),
+    )
+    legend = (
+        "WikiMem: does the true value of a fact about a person rank first among those of others? By chance about 1 in "
+        "100 does in a phrasing, and half of the others' values score higher; more than half: the model avoids the "
+        "true one."
     )
 
+    def prepare(self, context: Context) -> People | None:
+        """Whose facts are asked for; None where there are none. Raises RunError, or DataError for a faulty file."""
+        from oblivionis.data.tokenize import whole_text
+        from oblivionis.measures.wikimem.people import People
 
-def build(context: Context) -> list[Evaluator]:
-    """The facts of the profile, none where it asks for no fact."""
-    people: People | None = context.prepared
-    return [] if people is None else list(people.evaluators(context.tokenizer, context.full))
+        tokenizer, template = context.tokenizer, context.assembled.template
+        return People.of(
+            context.corpus,
+            context.config.evaluation.wikimem,
+            lambda record: whole_text(tokenizer, template, record.question, record.answer),
+        )
+
+    def build(self, context: Context) -> list[Evaluator]:
+        """The facts of the profile, none where it asks for no fact."""
+        people: People = context.prepared
+        return list(people.evaluators(context.tokenizer, context.full))

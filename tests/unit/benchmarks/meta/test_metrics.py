@@ -3,7 +3,6 @@
 from benchmarks.meta.measuring import EVALUATORS
 from benchmarks.meta.metrics import JUDGES
 from oblivionis.measures import registry
-from oblivionis.runs.directory import named_metrics
 
 OTHER_SETS = ("retain_", "real_authors_", "world_facts_", "model_utility")
 
@@ -11,7 +10,7 @@ OTHER_SETS = ("retain_", "real_authors_", "world_facts_", "model_utility")
 def test_no_metric_of_the_forget_records_is_left_out():
     expected = set()
     for name in EVALUATORS:
-        for key, metric in named_metrics(name, {m.key: m for m in registry.module(name).METRICS}).items():
+        for key, metric in registry.measures()[name].catalogue.items():
             own = key.removeprefix(f"{name}_")
             if metric.direction is not None and not own.startswith(OTHER_SETS):
                 expected.add(key)

@@ -204,7 +204,7 @@ def test_the_table_has_rows_for_whatever_tasks() -> None:
     shown = {"finetune": {"lm_eval_mmlu_acc": 0.5, "model_utility": 0.25}, "unlearn": {"lm_eval_mmlu_acc": 0.25}}
     assert run_summary.rows(shown)[-1][1:] == ("lm-eval", "mmlu_acc", [0.5, 0.25])
     (legend,) = run_summary.legends(shown)
-    assert legend == registry.module("lm_eval").LEGEND
+    assert legend == registry.measures()["lm_eval"].legend
     assert registry.reader_name("lm_eval_mmlu_acc") == "lm_eval_mmlu_acc"
 
 

@@ -18,7 +18,7 @@ from oblivionis.config import extension_traits
 from oblivionis.config.schema import MEMBERSHIP
 from oblivionis.measures import registry
 from oblivionis.measures.audit_numbers import NAMES
-from oblivionis.measures.rebound import evaluator
+from oblivionis.measures.rebound.evaluator import MEASURES
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.glossary import GLOSSARY
 from oblivionis.runs.directory import named_metrics
@@ -84,7 +84,7 @@ def test_what_evaluators_measure_is_what_they_declare():
     assert {f"leakage_{name}" for name in COLUMNS} <= set(known)
     attacks = [key for key, m in known.items() if key.startswith("membership_auc_") and m.group is not None]
     assert attacks == [f"membership_auc_{name}" for name in ATTACKS] and ATTACKS == MEMBERSHIP
-    assert set(evaluator.MEASURES.values()) <= set(known)
+    assert set(MEASURES.values()) <= set(known)
 
 
 def test_every_metric_is_told_once_and_can_be_explained():
@@ -94,7 +94,7 @@ def test_every_metric_is_told_once_and_can_be_explained():
         assert metric.direction is None or metric.direction in get_args(Direction), key
         assert metric.meaning.endswith(".") and metric.label and GLOSSARY[metric.title] == metric.meaning
     assert all(len(found) == 1 for found in meanings.values())
-    declared = [m for name in registry.names() for m in registry.module(name).METRICS]
+    declared = [m for name in registry.names() for m in registry.measures()[name].metrics]
     assert len(declared) + len(registry.OF_STAGES) == len(registry.catalogue()), "no two of one name"
     places = {metric.group.place: metric.group for metric in declared if metric.group is not None}
     assert len(places) == len({metric.group for metric in declared if metric.group is not None})
@@ -153,12 +153,12 @@ def test_details_are_kept_unless_the_evaluator_says_otherwise():
 NEW = """
 from evaluation.metrics.catalogue import Group, Metric
 
-METRICS = (Metric("pace", "Pace & <b>", "higher", 0.25, "How fast.", Group("Forget, pace"), drawn=True),)
-LEGEND = "Pace: how fast."
+from oblivionis.measures.base import Measure
 
 
-def build(context):
-    return []
+class Pace(Measure):
+    metrics = (Metric("pace", "Pace & <b>", "higher", 0.25, "How fast.", Group("Forget, pace"), drawn=True),)
+    legend = "Pace: how fast."
 """
 
 
@@ -167,12 +167,11 @@ def pace(tmp_path, monkeypatch):
     """An evaluator that somebody added as a file."""
     (tmp_path / "pace.py").write_text(NEW, encoding="utf-8")
     monkeypatch.setattr(measures, "__path__", [*measures.__path__, str(tmp_path)])
-    names = extension_traits.names
-    monkeypatch.setattr(extension_traits, "names", lambda kind: sorted([*names(kind), "pace"]))
-    for cached in (registry.names, registry.catalogue):
+    monkeypatch.setitem(extension_traits.CODE, "evaluator", (*extension_traits.CODE["evaluator"], str(tmp_path)))
+    for cached in (registry.measures, registry.catalogue):
         cached.cache_clear()
     yield
-    for cached in (registry.names, registry.catalogue):
+    for cached in (registry.measures, registry.catalogue):
         cached.cache_clear()
     sys.modules.pop(f"{measures.__name__}.pace", None)
 

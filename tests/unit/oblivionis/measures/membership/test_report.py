@@ -1,48 +1,10 @@
-"""Membership inference beside the retrained model: what is completed from the logs, and the sentence."""
+"""Membership inference beside the retrained model: the sentence."""
 
 from __future__ import annotations
 
 import pytest
-from support.reports import log_of, make_run, metrics_of
 
-from evaluation.metrics.membership import auc_difference
 from oblivionis.measures.membership import report
-
-_THREE = {
-    "finetune": ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0]),
-    "unlearn": ([2.0, 5.0, 1.5], [1.0, 3.0, 4.0]),
-    "retrain": ([1.0, 4.0, 3.5], [2.0, 3.0, 5.0]),
-}
-SCORES = {
-    stage: tuple([score + shift for shift in (0.0, 0.25, 0.75) for score in group] for group in groups)
-    for stage, groups in _THREE.items()
-}
-
-
-def log(stage):
-    members, others = ({f"{who}{i}": x for i, x in enumerate(of)} for who, of in zip("mo", SCORES[stage], strict=True))
-    auc = {"finetune": 1.0, "unlearn": 0.625, "retrain": 0.5}[stage]
-    return log_of(stage) | {"membership": {"loss": {"members": members, "others": others}}, "muse": {"auc": auc}}
-
-
-def test_what_only_the_retrained_model_tells_is_added(tmp_path):
-    run, _ = make_run(tmp_path, logs=log)
-    found = {stage: dict(metrics_of(stage)) for stage in SCORES}
-    report.complete(run, found, 0.9)
-    for stage in ("finetune", "unlearn"):
-        expected = auc_difference(SCORES[stage], SCORES["retrain"], confidence=0.9)
-        told = [found[stage][f"membership_auc_loss_{name}"] for name in ("difference", "difference_low", "p")]
-        assert told == [expected.value, expected.low, expected.p_value]
-    assert [found[stage]["muse_privleak"] for stage in SCORES] == [-100.0, pytest.approx(-25.0), 0.0]
-    assert "membership_auc_loss_p" not in found["retrain"]
-
-
-def test_what_a_stage_knew_itself_stays(tmp_path):
-    run, _ = make_run(tmp_path, logs=log)
-    known = {"membership_auc_loss_p": 0.5, "muse_privleak": 3.0}
-    found = {"unlearn": dict(known), "retrain": {}}
-    report.complete(run, found, 0.95)
-    assert found["unlearn"] == known
 
 
 def attacked(p_values, difference):
@@ -106,10 +68,3 @@ def test_p_values_are_those_of_attacks_on_both_models():
     found = attacked({"loss": 0.001, "zlib": 0.5}, 0.25)
     del found["retrain"]["membership_auc_zlib"]
     assert report.p_values(found) == {"membership_auc_loss": 0.001} and report.p_values({}) == {}
-
-
-def test_without_a_finished_retrained_model_nothing_is_added(tmp_path):
-    run, _ = make_run(tmp_path, logs=log)
-    found = {"unlearn": dict(metrics_of("unlearn"))}
-    report.complete(run, found, 0.95)
-    assert found == {"unlearn": metrics_of("unlearn")}
