@@ -7,7 +7,7 @@ Each is one code file and one YAML file of the same name:
 | loss | `clients/losses/` | `conf/unlearning/` | `unlearning.params.<key>` |
 | protocol | `strategies/protocols/` | `conf/unlearning/` | `unlearning.params.<key>` |
 | aggregator | `strategies/rules/` | `conf/strategy/` | `strategy.params.<key>` |
-| evaluator | `oblivionis/measures/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
+| evaluator (or `<name>/evaluator.py`) | `oblivionis/measures/` | `conf/evaluator/` | `evaluation.<name>.<key>` |
 | attack | `oblivionis/audits/attacks/` | `conf/attack/` | `attack.<name>.<key>` |
 | dataset | `oblivionis/data/datasets/` | `conf/data/` | those of `data` |
 
@@ -48,6 +48,8 @@ CODE = {
     "data": ("oblivionis/data/datasets",),
 }
 """Where the code files of a kind lie, the one that says what it is first; a kind is a folder of `conf/`."""
+SHARING = ("unlearning", "evaluator")
+"""Kinds whose folders also have files that several share."""
 IN_FOLDER = "evaluator.py"
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 UNLIMITED = About("")
@@ -93,17 +95,24 @@ class Settings:
 
 
 def names(kind: str) -> list[str]:
-    """The names of a kind's code files, sorted; of unlearning methods without what they share."""
-    files = code_files(kind)
-    if kind in ("unlearning", "evaluator"):
-        files = [file for file in files if (found := _read(file)).builds or (found.quantities and kind == "unlearning")]
+    """The names of a kind's code files, sorted, without those of what unlearning methods or evaluators share."""
+    files = [file for folder in CODE[kind] for file in (_ROOT / folder).glob("*.py")]
+    if kind == "evaluator":
+        files += [file for folder in CODE[kind] for file in (_ROOT / folder).glob(f"*/{IN_FOLDER}")]
+    files = [file for file in files if kind not in SHARING or _is_one(kind, file)]
     return sorted({name for file in files if not (name := _name(file)).startswith("_")})
 
 
-def code_files(kind: str, name: str = "*") -> list[Path]:
-    """The code files of this name (`*`: of all); what an evaluator is may stand in a folder of its name."""
-    patterns = [f"{name}.py", *([f"{name}/{IN_FOLDER}"] if kind == "evaluator" else [])]
-    return [file for folder in CODE[kind] for pattern in patterns for file in (_ROOT / folder).glob(pattern)]
+def _is_one(kind: str, file: Path) -> bool:
+    """Whether a file is of a kind, and not shared by those that are; one that cannot be read may be an evaluator."""
+    found = _read(file)
+    return found.builds or bool(found.quantities if kind == "unlearning" else found.problems)
+
+
+def code_files(kind: str, name: str) -> list[Path]:
+    """The code files of this name; an evaluator's may be `IN_FOLDER` in a folder of its name."""
+    places = [f"{name}.py", *([f"{name}/{IN_FOLDER}"] if kind == "evaluator" else [])]
+    return [file for folder in CODE[kind] for place in places if (file := _ROOT / folder / place).is_file()]
 
 
 def _name(file: Path) -> str:

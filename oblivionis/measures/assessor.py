@@ -20,7 +20,7 @@ from evaluation.metrics.answer_metrics import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.word_matching import words
-from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
+from evaluation.ruler.evaluator import Embedded, References
 from oblivionis import seeds
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def notes(self) -> dict[str, str]:
-        """By the same names, why a metric is left out, or how its value is to be read."""
+        """By metric, named as in `metrics`, why it is left out or how its value is to be read."""
         return {k: note for name, r in self.report.results.items() for k, note in named_metrics(name, r.notes).items()}
 
     @property
@@ -71,28 +71,27 @@ class Measured:
 
     @property
     def log(self) -> dict[str, Any] | None:
-        """What each evaluator keeps of its details: TOFU the log in the shape of its own, with the question ids under
-        `ids`, the others mostly something under their names. None where nothing is kept."""
-        found: dict[str, Any] = {}
+        """What the measures keep of their evaluators' details (`Measure.to_log`); None where nothing is kept."""
+        kept: dict[str, Any] = {}
         for name, result in self.report.results.items():
-            found |= registry.to_log(name, result.details)
-        return found or None
+            kept |= registry.to_log(name, result.details)
+        return kept or None
 
     @property
     def embedded(self) -> Embedded | None:
         """The representations that RULER read, None where it was left out or failed."""
-        found = self.report.results.get("ruler")
-        return found.details["embedded"] if found else None
+        result = self.report.results.get("ruler")
+        return result.details["embedded"] if result else None
 
     def rows(self, stage: str, server_round: int, moment: str) -> list[dict[str, Any]]:
         """One line of metrics.jsonl per evaluator; a failed evaluator has `error` instead of metrics."""
         head = {"stage": stage, "round": server_round, "moment": moment}
         tail = {"seconds": self.seconds, "time": time.time()}
-        found = [
+        measured = [
             {**head, "evaluator": name, "metrics": dict(result.metrics), **_noted(result.notes), **tail}
             for name, result in self.report.results.items()
         ]
-        return found + [
+        return measured + [
             {**head, "evaluator": name, "metrics": {}, "error": error, **tail}
             for name, error in self.report.failed.items()
         ]
@@ -102,20 +101,34 @@ class RemoteEvaluator(Protocol):
     """Another process that runs some of the evaluators at the same time."""
 
     def begin(self, vector: np.ndarray, *, full: bool) -> frozenset[str]:
-        """Have the model with `vector` measured there; by which evaluators."""
+        """Start measuring the model with `vector`, and name the evaluators that do it."""
         ...
 
     def end(self) -> Report | None:
-        """Wait for what was begun; None where that process is lost. Raises what an evaluator raised there."""
+        """Wait for the report; None where the process is lost. Raises what an evaluator raised in it."""
         ...
 
 
 class Assessor:
-    """Measures adapters of one assembled model on the questions of one corpus, tokenised once.
+    """Measures global models of one assembled model on the records of one corpus, tokenised once.
 
-    base: the vector of the untouched base model, for evaluators that ask it; without it the one that a model with LoRA
-    was assembled with, and a model that is trained in other ways goes without them. names: which evaluators, None for
-    all. elsewhere: who runs some of them beside it.
+    Parameters
+    ----------
+    assembled : Assembled
+    corpus : Corpus
+    config : Config
+    base : array (n,), optional
+        The vector of the untouched base model, for evaluators that compare with it. None: the one that a model with
+        LoRA was assembled with; a model that is trained in other ways goes without those evaluators.
+    names : sequence of str, optional
+        Which measures; None: all.
+    elsewhere : RemoteEvaluator, optional
+        Another process that runs some of their evaluators at the same time.
+
+    Raises
+    ------
+    OblivionisError
+        For settings or data that do not fit (`Measure.prepare`).
     """
 
     def __init__(
@@ -130,14 +143,14 @@ class Assessor:
         self.assembled, self._config, self._corpus = assembled, config, corpus
         self._base = assembled.start if base is None else base
         self._measures = [registry.measures()[name] for name in (registry.names() if names is None else names)]
-        self._elsewhere = elsewhere
-        asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
+        self._remote = elsewhere
+        sets = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
         context = Context(
             name="",
             assembled=assembled,
             corpus=corpus,
             config=config,
-            questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
+            questions={name: encode_questions(records, assembled, config) for name, records in sets.items()},
             as_base=self._as_base if self._base is not None else None,
         )
         self.context = replace(context, prepared_of=self._of_each(context, lambda m, c: m.prepare(c)))
@@ -147,12 +160,12 @@ class Assessor:
 
     @property
     def manifest_hash(self) -> str:
-        """Which parameters a vector holds (and which are frozen beside them)."""
+        """Hash of the names and shapes of a vector's parameters, and of those that are frozen."""
         return self.assembled.manifest_hash
 
     @property
     def corpus(self) -> Corpus:
-        """What it asks about."""
+        """The records that the measures ask about."""
         return self._corpus
 
     @property
@@ -173,32 +186,23 @@ class Assessor:
     @property
     def ruler_ids(self) -> tuple[list[str], list[str]] | None:
         """Ids of the forget and of the retain records that RULER reads in either profile; None where in neither."""
-        found = self._ruler()
-        return ([r.id for r in found.forget], [r.id for r in found.retain]) if found else None
+        ruler = of_both_profiles(self.context)
+        return ([r.id for r in ruler.forget], [r.id for r in ruler.retain]) if ruler else None
 
     def warnings(self) -> list[str]:
         """What the measures warn of before a run: where they are left out, and why."""
         return [line for lines in self._of_each(self.context, lambda m, c: m.warnings(c)).values() for line in lines]
 
     def effort(self, *, full: bool) -> int:
-        """How many tokens the model generates at most in an evaluation: what its length goes by."""
-        evaluation = self._config.evaluation
-        profile, sampled = evaluation.full if full else evaluation.light, evaluation.leakage
-        sizes = {name: len(questions) for name, questions in self.context.questions.items()}
-        asked = sum(min(sizes.get(name, 0), profile.questions_per_set or sizes.get(name, 0)) for name in profile.sets)
-        wanted, samples = sampled.questions, sampled.samples
-        if full:
-            wanted, samples = sampled.full_questions, sampled.full_samples
-        forget = sizes.get("forget", 0)
-        drawn = min(forget, forget if wanted is None else wanted) * samples
-        return asked * profile.max_new_tokens + drawn * sampled.max_new_tokens
+        """How many tokens the model generates at most in an evaluation, by which its duration is forecast."""
+        return sum(self._of_each(replace(self.context, full=full), lambda m, c: m.most_tokens(c)).values())
 
     def embed(self, vector: np.ndarray) -> Embedded:
         """The representations of `ruler_ids` in the model with `vector`; there must be some."""
-        evaluator = self._ruler()
-        assert evaluator is not None
+        ruler = of_both_profiles(self.context)
+        assert ruler is not None
         with self.session(vector) as session:
-            return evaluator.embed(session)
+            return ruler.embed(session)
 
     def measure(
         self,
@@ -209,10 +213,24 @@ class Assessor:
         references: References | None = None,
         names: Collection[str] | None = None,
     ) -> Measured:
-        """Load `vector` and run every evaluator with the profile `full` or `light` of the configuration.
+        """Load a model and run the evaluators of the measures.
 
-        `oracle` is the retrained model's log; with it there is a forget quality. With `references`, RULER's Lens 1.
-        names: these evaluators alone.
+        Parameters
+        ----------
+        vector : array (n,), float32
+        full : bool
+            With the profile `evaluation.full`, else with `evaluation.light`.
+        oracle : mapping, optional
+            The retrained model's per-question log, for metrics that compare with it.
+        references : References, optional
+            The representations that RULER's Lens 1 compares with.
+        names : collection of str, optional
+            These measures alone.
+
+        Raises
+        ------
+        EvaluationError
+            In a strict configuration, when an evaluator fails.
         """
         started = time.perf_counter()
         with self.session(vector) as session:
@@ -220,77 +238,78 @@ class Assessor:
             built, failed = self._each_or_failed(context, lambda m, c: m.evaluators(c))
             failed |= self._unready
             wanted = [name for name in built if name not in failed and (names is None or name in names)]
-            away = self._elsewhere.begin(vector, full=full) if self._elsewhere and names is None else frozenset[str]()
-            report = self.report(session, built, [name for name in wanted if name not in away])
-            if away:
-                assert self._elsewhere is not None
-                there = self._elsewhere.end()
-                report = _joined(report, there or self.report(session, built, [n for n in wanted if n in away]), built)
-        known = report.results.keys() | report.failed.keys()
-        mine = {n: why for n, why in failed.items() if n not in known and (names is None or n in names)}
-        report = self._loggable(replace(report, failed={**mine, **report.failed}))
+            remote = self._remote.begin(vector, full=full) if self._remote and names is None else frozenset[str]()
+            report = self.report(session, built, [name for name in wanted if name not in remote])
+            if remote:
+                assert self._remote is not None
+                other = self._remote.end() or self.report(session, built, [n for n in wanted if n in remote])
+                report = _joined(report, other, built)
+        reported = report.results.keys() | report.failed.keys()
+        not_built = {n: why for n, why in failed.items() if n not in reported and (names is None or n in names)}
+        report = self._loggable(replace(report, failed={**not_built, **report.failed}))
         return Measured(report, time.perf_counter() - started)
 
     def report(
         self, session: EvaluationSession, built: Mapping[str, Sequence[Evaluator]], names: Sequence[str]
     ) -> Report:
-        """What the evaluators of these names, as `built`, find in a session."""
+        """Run the evaluators that were `built` for the measures of these names."""
         return Hook([e for name in names for e in built[name]], strict=self._config.strict).run(session)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
         """ROUGE-L recall, in any script, of the greedy answer to each of these training records, by id, in one pass.
 
-        They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
-        text the first half is given and the rest expected (`muse.recited`).
+        They are prompted as the forget questions are in the profile `full`, with at most as many new tokens; of a piece
+        of text the first half is given and the rest expected (`measures.muse.prompts.recited`).
         """
         with self.session(vector) as session:
             return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
 
     @staticmethod
     def recalls_in(log: Mapping[str, Any] | None) -> dict[str, float]:
-        """The same of the forget questions that a log has the greedy answers to; empty without such a log."""
-        found = forget_answers(log)
-        texts = {i: values["generated_text"] for i, values in found.items() if "generated_text" in values}
-        said, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
-        return dict(zip(texts, _recalled(said, true), strict=True))
+        """As `recalls`, of the forget questions whose greedy answers a log has; empty without such a log."""
+        answers = forget_answers(log)
+        texts = {i: values["generated_text"] for i, values in answers.items() if "generated_text" in values}
+        generated, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
+        return dict(zip(texts, _recalled(generated, true), strict=True))
 
     def units(self, record_ids: Sequence[str]) -> dict[str, int]:
         """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
         return {r.id: len(words(r.answer)) for r in self._records(record_ids)}
 
     def leakage(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, dict[str, float]]:
-        """What sampled answers to these training records leak, by id, as the profile `full` samples; of text nothing.
+        """Bounds on what sampled answers to these training records leak, by id and name (`leakage.by_question`).
 
-        By name the bounds of `oblivionis.measures.leakage.by_question`.
+        They are sampled as in the profile `full`. Empty for pieces of text.
         """
         records = [] if self._corpus.is_text else self._records(record_ids)
         if not records:
             return {}
         context = replace(self.context, name="leakage", full=True)
-        asked = list(zip(records, encode_questions(self._bare(records), self.assembled, self._config), strict=True))
-        found: dict[str, dict[str, float]] = {}
+        prompted = list(zip(records, encode_questions(self._bare(records), self.assembled, self._config), strict=True))
+        bounds: dict[str, dict[str, float]] = {}
         with self.session(vector) as session:
-            for evaluator in leakage.of_records(context, asked):
+            for evaluator in leakage.of_records(context, prompted):
                 details = evaluator.evaluate(session).details
-                found |= leakage.by_question(details, details["samples"])
-        return found
+                bounds |= leakage.by_question(details, details["samples"])
+        return bounds
 
     def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
-        """How well the model with `vector` knows these training records: by measure, by id.
+        """How well the model with `vector` knows these training records, by metric and id, each in [0, 1].
 
-        prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
+        `prob`: length-normalised probability of what is trained on; with `rouge` also `rouge`, as `recalls`.
         """
         with self.session(vector) as session:
-            found = {"prob": probability(self._nll(session, self._records(record_ids))).tolist()}
+            columns = {"prob": probability(self._nll(session, self._records(record_ids))).tolist()}
             if rouge:
-                found["rouge"] = self._recalled(session, record_ids)
-        return {name: dict(zip(record_ids, values, strict=True)) for name, values in found.items()}
+                columns["rouge"] = self._recalled(session, record_ids)
+        return {name: dict(zip(record_ids, values, strict=True)) for name, values in columns.items()}
 
     def never_seen(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
-        """How likely the answers of these training records would be to the model with `vector` had it never seen them,
-        by id: as calibrated forgetting estimates it (`clients.calibrated_forgetting.never_seen_nll`) from what training
-        has made of records that nobody trains on, and from the untouched base model. Empty without these, or too few of
-        them.
+        """Estimate how likely a model that never saw these training records finds their answers, by id.
+
+        The estimate is that of calibrated forgetting (`clients.calibrated_forgetting.never_seen_nll`): from what
+        training has made of records that nobody trains on, and from the untouched base model. Empty without these, or
+        with too few of them.
         """
         sets = (self._corpus.evaluation.get(name, ()) for name in ("reference", "holdout"))
         unseen = next((records for records in sets if len(records) >= LEAST_REFERENCES), None)
@@ -300,25 +319,27 @@ class Assessor:
         with self.session(vector) as session:
             now = self._nll(session, unseen)
             with self._as_base():
-                session = self._new_session()  # one keeps what its model answered
+                session = self._new_session()  # a session keeps what its model answered
                 before, own = self._nll(session, unseen), self._nll(session, records)
         if not np.isfinite([*now, *before, *own]).all():
             return {}
         return dict(zip(record_ids, probability(never_seen_nll(before, now, own)).tolist(), strict=True))
 
     def wrong_answers(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
-        """Mean likelihood of the wrong answers to the questions of these training records, by id, where there are any;
-        geometric means over an answer's tokens, as `knowledge`'s."""
-        asked = [record for record in self._records(record_ids) if record.perturbed_answers]
-        wrong = [replace(r, id=f"{r.id} {n}", answer=a) for r in asked for n, a in enumerate(r.perturbed_answers)]
+        """Mean length-normalised probability of the wrong answers to these training records' questions, by id.
+
+        Records without wrong answers are left out.
+        """
+        records = [record for record in self._records(record_ids) if record.perturbed_answers]
+        wrong = [replace(r, id=f"{r.id} {n}", answer=a) for r in records for n, a in enumerate(r.perturbed_answers)]
         if not wrong:
             return {}
         with self.session(vector) as session:
-            found = iter(probability(self._nll(session, wrong)).tolist())
-        return {r.id: float(np.mean([next(found) for _ in r.perturbed_answers])) for r in asked}
+            values = iter(probability(self._nll(session, wrong)).tolist())
+        return {r.id: float(np.mean([next(values) for _ in r.perturbed_answers])) for r in records}
 
     def _nll(self, session: EvaluationSession, records: Sequence[Record]) -> np.ndarray:
-        """(n,) mean negative log-likelihood of what is trained on, nats per token."""
+        """Mean negative log-likelihood (n,) of what is trained on of each record, nats per token."""
         new = [r for r in records if r.id not in self._sequences]
         encoded = encode_records(new, self.assembled, self._config)
         self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
@@ -341,9 +362,6 @@ class Assessor:
     @staticmethod
     def _bare(records: Sequence[Record]) -> list[Record]:
         return [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
-
-    def _ruler(self) -> RulerEvaluator | None:
-        return of_both_profiles(self.context)
 
     def _of_each(self, context: Context, part: Callable[[Measure, Context], T]) -> dict[str, T]:
         """The `part` of each measure by name, in the order of evaluation."""
@@ -385,20 +403,20 @@ class Assessor:
 
     @contextmanager
     def session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
-        """The model with `vector`; before the first one is loaded, evaluators look at the base model."""
+        """A session of the model with `vector`; before the first one is loaded, measures look at the base model."""
         adapters.check_vector(vector, self.assembled.flat.manifest)
         with fused_lora(self.assembled.model):
             if self._loaded is None:
                 session = self._new_session()
-                found, self._unready = self._each_or_failed(self.context, lambda m, c: m.measure_base(c, session))
-                self.context = replace(self.context, reference_of=found)
+                references, self._unready = self._each_or_failed(self.context, lambda m, c: m.measure_base(c, session))
+                self.context = replace(self.context, reference_of=references)
             self.assembled.flat.load(vector)
             self._loaded = vector
             yield self._new_session()
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:
-        """The untouched base model instead of the one that is loaded."""
+        """Put the untouched base model in the place of the loaded one, and the loaded one back afterwards."""
         flat, loaded = self.assembled.flat, self._loaded
         assert loaded is not None and self._base is not None
         flat.load(self._base)
@@ -436,7 +454,7 @@ def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
 
 
 def assemble_for(run: RunDirectory, config: Config) -> Assembled:
-    """The model that the vectors of `run` belong to. RunError when `config` (with overrides) describes another one."""
+    """Assemble the model that the vectors of `run` belong to. RunError when `config` describes another one."""
     assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
     expected = run.environment().get("manifest_hash")
     if expected and assembled.manifest_hash != expected:

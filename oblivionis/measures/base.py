@@ -92,6 +92,10 @@ class Measure:
         """As `evaluators`, where all that it needs is there; nothing where it is switched off."""
         return []
 
+    def most_tokens(self, context: Context) -> int:
+        """How many tokens its evaluators let the model generate at most, where that takes long."""
+        return 0
+
     def to_log(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the per-question log of a stage keeps of its evaluator's details; all of them, unless overridden."""
         return {self.name: dict(details)} if details else {}

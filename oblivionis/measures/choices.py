@@ -70,8 +70,8 @@ class ChoiceEvaluator:
             losses = iter(session.scores([s for item in asked for s in item.sequences]).sum_nll.tolist())
             chosen = []
             for item in asked:
-                mine = [next(losses) for _ in item.letters]
-                chosen.append(mine.index(min(mine)))
+                own = [next(losses) for _ in item.letters]
+                chosen.append(own.index(min(own)))
             metrics[name] = sum(c == item.answer for c, item in zip(chosen, asked, strict=True)) / len(asked)
             details[name] = {item.id: c for c, item in zip(chosen, asked, strict=True)}
         return Result(metrics, details)
@@ -89,7 +89,7 @@ def prompt(choice: Choice) -> str:
 
 
 def _encoded(asked: Sequence[Choice], context: Context) -> tuple[Asked, ...]:
-    """As token ids. A prompt that does not fit into the model's context loses its beginning, as in the harness."""
+    """Tokenise questions; a prompt that does not fit into the context loses its beginning, as in the harness."""
     from oblivionis.data.multiple_choice import LETTERS
     from oblivionis.data.tokenize import encode_pairs
     from oblivionis.measures.questions import context_length
@@ -98,13 +98,14 @@ def _encoded(asked: Sequence[Choice], context: Context) -> tuple[Asked, ...]:
     template = replace(context.assembled.template, question_prefix="", question_suffix="", answer_prefix="")
     pairs = [(prompt(choice), letter) for choice in asked for letter in LETTERS[: len(choice.choices)]]
     encoded = iter(encode_pairs(pairs, context.tokenizer, template))
-    found = []
+    items = []
     for choice in asked:
-        mine = [next(encoded) for _ in choice.choices]
-        # Without the end token: the letter alone is asked for.
-        letters = tuple(one.answer[:-1] for one in mine)
-        found.append(Asked(choice.id, mine[0].prompt[-(room - max(map(len, letters))) :], letters, choice.answer))
-    return tuple(found)
+        pairs_of_choice = [next(encoded) for _ in choice.choices]
+        # Without the end token: the letter alone is scored.
+        letters = tuple(pair.answer[:-1] for pair in pairs_of_choice)
+        start = pairs_of_choice[0].prompt[-(room - max(map(len, letters))) :]
+        items.append(Asked(choice.id, start, letters, choice.answer))
+    return tuple(items)
 
 
 class Choices(Measure):

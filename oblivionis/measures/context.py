@@ -1,4 +1,4 @@
-"""What an evaluator is built from: the model, the data, the settings, and what was measured before."""
+"""What a measure's evaluators are built from: the model, the data, the settings, and earlier results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,27 @@ from oblivionis.models.assembly import Assembled
 
 @dataclass(frozen=True)
 class Context:
-    """Everything that the evaluator `name` of a run may use (`oblivionis.measures.registry` says when).
+    """Everything that a measure may use.
 
-    questions: the encoded questions of each set of the corpus, none for plain texts; full: the profile of a stage's
-    end, else that after a round; oracle: the retrained model's per-question log; references: what RULER's Lens 1
-    compares with; as_base: within it, the model is the untouched base model (None: nobody can make it so);
-    prepared_of, reference_of: what `prepare` and `measure_base` of each evaluator returned.
+    Attributes
+    ----------
+    name : str
+        That of the measure.
+    assembled : Assembled
+    corpus : Corpus
+    config : Config
+    questions : mapping of sequences of Question
+        The encoded questions of each set of the corpus; empty for plain texts.
+    full : bool
+        The profile of a stage's end, else that after a round.
+    oracle : mapping or None
+        The retrained model's per-question log.
+    references : References or None
+        The representations that RULER's Lens 1 compares with.
+    as_base : callable or None
+        Returns a context manager in which the model is the untouched base model. None: it is not known.
+    prepared_of, reference_of : mapping
+        By measure, what its `prepare` and `measure_base` returned.
     """
 
     name: str
@@ -46,20 +61,20 @@ class Context:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The evaluator's own settings, those of `conf/evaluator/<name>.yaml` with what the run changes of them."""
+        """The measure's own settings: `conf/evaluator/<name>.yaml` with what the run changes of them."""
         return self.config.evaluation.more.get(self.name, {})
 
     @property
     def prepared(self) -> Any:
-        """What the evaluator's own `prepare` returned."""
+        """What the measure's own `prepare` returned."""
         return self.prepared_of.get(self.name)
 
     @property
     def reference(self) -> Any:
-        """What the evaluator's own `measure_base` returned."""
+        """What the measure's own `measure_base` returned."""
         return self.reference_of.get(self.name)
 
     def profile(self) -> Profile:
-        """How many questions of which sets are asked, and how long an answer may be."""
+        """The sets that are asked, how many questions of each, and how long an answer may be."""
         settings = self.config.evaluation.full if self.full else self.config.evaluation.light
         return Profile(settings.questions_per_set, settings.max_new_tokens, tuple(settings.sets))

@@ -18,7 +18,13 @@ KEPT = ("m_bin", "mu_lower", "mu_upper", "mean", "std", "greedy")
 _GROUP = Group("Forget, sampled", 10)
 
 
-def of_records(context: Context, asked: Sequence[tuple[Record, Question]]) -> list[Evaluator]:
+def _profile(context: Context) -> tuple[int | None, int]:
+    """How many questions (None: all) and samples of each the profile of the context has."""
+    settings = context.config.evaluation.leakage
+    return (settings.full_questions, settings.full_samples) if context.full else (settings.questions, settings.samples)
+
+
+def of_records(context: Context, prompted: Sequence[tuple[Record, Question]]) -> list[Evaluator]:
     """As `Leakage.build`, of these records alone."""
     from evaluation.engine.sampling import Rule
     from evaluation.leakage import functions
@@ -28,12 +34,12 @@ def of_records(context: Context, asked: Sequence[tuple[Record, Question]]) -> li
     from oblivionis import seeds
 
     settings = context.config.evaluation.leakage
-    samples = settings.full_samples if context.full else settings.samples
-    if not samples or not asked:
+    _, samples = _profile(context)
+    if not samples or not prompted:
         return []
     return [
         LeakageEvaluator(
-            [Prompted(Asked(r.id, r.question, r.answer), question.prompt) for r, question in asked],
+            [Prompted(Asked(r.id, r.question, r.answer), question.prompt) for r, question in prompted],
             context.decode,
             functions.get(settings.function),
             samples,
@@ -46,7 +52,7 @@ def of_records(context: Context, asked: Sequence[tuple[Record, Question]]) -> li
 
 
 def by_question(details: Mapping[str, Any], samples: float) -> dict[str, dict[str, float]]:
-    """By question id what it leaks and bounds on it: `KEPT`, and the number of `samples`."""
+    """By question id its leakage and bounds on it, those of `KEPT`, and the number of `samples`."""
     columns = details.get("columns", {})
     return {
         i: {**{name: columns[name][place] for name in KEPT}, "samples": samples}
@@ -144,15 +150,21 @@ class Leakage(Measure):
     )
 
     def build(self, context: Context) -> list[Evaluator]:
-        """The evaluator of the profile, none where it samples nothing or there is no forget question."""
+        """The forget questions of the profile; nothing where it samples nothing."""
         from oblivionis.measures.questions import spread
 
-        settings = context.config.evaluation.leakage
         questions = context.questions.get("forget", ())
         records = context.corpus.evaluation["forget"] if questions else ()
-        asked = list(zip(records, questions, strict=True))
-        asked = spread(asked, settings.full_questions if context.full else settings.questions)
-        return of_records(context, asked)
+        prompted = list(zip(records, questions, strict=True))
+        return of_records(context, spread(prompted, _profile(context)[0]))
+
+    def most_tokens(self, context: Context) -> int:
+        """All samples of each question of the profile."""
+        count, samples = _profile(context)
+        forget = len(context.questions.get("forget", ()))
+        return (
+            min(forget, forget if count is None else count) * samples * context.config.evaluation.leakage.max_new_tokens
+        )
 
     def to_log(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
         """The bounds of each question, by id."""

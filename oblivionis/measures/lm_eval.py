@@ -84,7 +84,7 @@ class HarnessEvaluator:
             # A copy: the harness chooses a padding token and a side.
             tokenizer = copy.deepcopy(self.tokenizer)
             model = base_model(session.model)
-            found: Any = evaluate(
+            output: Any = evaluate(
                 harness(
                     pretrained=model,
                     tokenizer=tokenizer,
@@ -98,21 +98,21 @@ class HarnessEvaluator:
                 log_samples=False,
                 apply_chat_template=self.apply_chat_template,
             )
-        values = {task: _finite(results) for task, results in found["results"].items()}
+        values = {task: _finite(results) for task, results in output["results"].items()}
         metrics = {f"{task}_{name}": value for task in self.shown for name, value in values.get(task, {}).items()}
-        counts = {task: count["effective"] for task, count in found["n-samples"].items()}
+        counts = {task: count["effective"] for task, count in output["n-samples"].items()}
         return Result(metrics, {"results": values, "items": counts})
 
 
 def _finite(results: Mapping[str, Any]) -> dict[str, float]:
     """Of a task's results, by `metric,filter`, the finite numbers by our names; standard errors are left out."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for key, value in results.items():
         metric, comma, chosen = key.partition(",")
         if comma and not metric.endswith("_stderr") and isinstance(value, int | float) and math.isfinite(value):
             name = metric if chosen == "none" else f"{metric}_{chosen}"
-            found[re.sub(r"[^\w.-]+", "-", name)] = float(value)
-    return found
+            numbers[re.sub(r"[^\w.-]+", "-", name)] = float(value)
+    return numbers
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def context_length(model: nn.Module) -> int:
 
 
 def spread(items: Sequence[T], count: int | None) -> tuple[T, ...]:
-    """`count` items evenly spread over the sequence, all where it is None or there are no more."""
+    """Take `count` items evenly spread over the sequence; all of them where it is None or there are no more."""
     if count is None or count >= len(items):
         return tuple(items)
     return tuple(items[i * len(items) // count] for i in range(count))
@@ -53,7 +53,7 @@ def encode_questions(records: Sequence[Record], assembled: Assembled, config: Co
 def tokenised(
     records: Sequence[Record], tokenizer: Any, template: PromptTemplate, *, max_length: int | None, on_overflow: str
 ) -> list[Question]:
-    """The records as questions with all their answers; the rest and the errors as `encode_pairs`."""
+    """Tokenise records as questions with all their answers; keywords and errors as of `encode_pairs`."""
     pairs, names, spans = [], [], []
     for record in records:
         right = [record.paraphrased_answer] if record.paraphrased_answer is not None else []
@@ -62,10 +62,10 @@ def tokenised(
         names += [record.id] * (len(pairs) - start)
         spans.append((start, len(right)))
     encoded = encode_pairs(pairs, tokenizer, template, max_length=max_length, on_overflow=on_overflow, names=names)
-    found = []
+    questions = []
     for record, (start, right) in zip(records, spans, strict=True):
         answer, *others = encoded[start : start + 1 + right + len(record.perturbed_answers)]
-        found.append(
+        questions.append(
             Question(
                 id=record.id,
                 prompt=answer.prompt,
@@ -75,4 +75,4 @@ def tokenised(
                 perturbed=tuple(e.answer for e in others[right:]),
             )
         )
-    return found
+    return questions

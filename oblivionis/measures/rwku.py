@@ -58,12 +58,12 @@ class ProbeEvaluator:
         from evaluation.hook import Result
         from evaluation.metrics.muse import Scored
 
-        found = Scored(self.rouge)
+        scored = Scored(self.rouge)
         for name, items in self.sets.items():
             produced = session.greedy([item.prompt for item in items], self.max_new_tokens)
-            said = [self.decode(tokens).strip().split("\n")[0].strip() for tokens in produced]
-            found.add(name, items, said, "recall")
-        return Result(found.metrics, found.details, found.notes)
+            first_lines = [self.decode(tokens).strip().split("\n")[0].strip() for tokens in produced]
+            scored.add(name, items, first_lines, "recall")
+        return Result(scored.metrics, scored.details, scored.notes)
 
 
 class Rwku(Measure):
@@ -96,14 +96,14 @@ class Rwku(Measure):
         room = context_length(context.assembled.model)
         keep = max(1, room - context.settings["max_new_tokens"])
         template = replace(context.assembled.template, question_prefix="", question_suffix="", answer_prefix="")
-        found = {}
+        probes = {}
         for name, records in sets.items():
             prompts = encode_prompts([record.question for record in records], context.tokenizer, template)
-            found[name] = tuple(
+            probes[name] = tuple(
                 Item(record.id, prompt[-keep:], record.question, record.answer)
                 for record, prompt in zip(records, prompts, strict=True)
             )
-        return found
+        return probes
 
     def warnings(self, context: Context) -> list[str]:
         """Which of its metrics are left out, because ROUGE cannot read the true answers."""

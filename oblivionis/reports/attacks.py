@@ -105,24 +105,24 @@ class _Results(_Made, total=False):
 
 def latest(run: RunDirectory) -> list[dict[str, Any]]:
     """The newest results of each attacked stage of a run. FileError for results that are damaged."""
-    found: dict[str, dict[str, Any]] = {}
+    newest: dict[str, dict[str, Any]] = {}
     for folder in sorted((run.path / "attacks").glob("*")):
         try:
             results = read_results(folder / "results.json")
         except FileNotFoundError:  # not finished
             continue
-        if results["round"] >= found.get(results["stage"], {"round": -1})["round"]:
-            found[results["stage"]] = results
-    return [found[stage] for stage in MODELS if stage in found]
+        if results["round"] >= newest.get(results["stage"], {"round": -1})["round"]:
+            newest[results["stage"]] = results
+    return [newest[stage] for stage in MODELS if stage in newest]
 
 
 def read_results(path: Path) -> dict[str, Any]:
     """The results of attacks in `path`. FileError, with the key, for a damaged file."""
-    found = read_json(path, _Results)
-    for number, row in enumerate(found["rows"]):
-        if found["stage"] not in row["models"]:
-            raise FileError(f"{path}: rows[{number}].models: the attacked model, {found['stage']!r}, is missing")
-    return found
+    results = read_json(path, _Results)
+    for number, row in enumerate(results["rows"]):
+        if results["stage"] not in row["models"]:
+            raise FileError(f"{path}: rows[{number}].models: the attacked model, {results['stage']!r}, is missing")
+    return results
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
@@ -187,9 +187,9 @@ def still_known(results: Mapping[str, Any]) -> bool:
 def label_of(row: Mapping[str, Any], width: int = 1000) -> str:
     """What an attack is called in a table, cut to `width` characters."""
     kind, variant = row["attack"], row["variant"]
-    said = extension_traits.code("attack", kind).literals
-    name = "no attack" if kind == "none" else said.get("LABEL", kind)
-    text = f"{name}{': ' if said.get('WORDED') else ' '}{variant}".strip()
+    traits = extension_traits.code("attack", kind).literals
+    name = "no attack" if kind == "none" else traits.get("LABEL", kind)
+    text = f"{name}{': ' if traits.get('WORDED') else ' '}{variant}".strip()
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
@@ -207,7 +207,7 @@ def cells_of(row: Mapping[str, Any], measure: str, results: Mapping[str, Any], *
 
 def course(values: Mapping[str, Mapping[str, float]], measure: str) -> str:
     """A measure before and after an attack; one number where it stays the same."""
-    before, after = (values[moment].get(measure) for moment in ("before", "after"))
+    before, after = (values[phase].get(measure) for phase in ("before", "after"))
     if after is None:
         return "–"
     return _number(after) if before == after else f"{_number(before)}→{_number(after)}"
@@ -311,8 +311,8 @@ def html_rows(results: Mapping[str, Any]) -> h.Element:
     for row in results["rows"]:
         cells: list[h.Node] = []
         for measure in MEASURES:
-            mine, *others = cells_of(row, measure, results, whole=True)
-            cells += [_above(mine, others[0]), others[1]] if others else [mine]
+            attacked, *others = cells_of(row, measure, results, whole=True)
+            cells += [_above(attacked, others[0]), others[1]] if others else [attacked]
         if oracle:
             word = _word(row, results)
             cells.append(h.b(".mark")[word] if row.get("verdict") == "still known" else word)

@@ -110,11 +110,11 @@ def _print_decisions(audit: Audit, console: Console) -> None:
     count = len(audit.questions)
     if count > SHOWN:
         console.print(f"{SHOWN} of {counted(count, 'question')}; all are in audit.json", highlight=False)
-    found = {verdict: sum(d.verdict == verdict for d in audit.decisions) for verdict in words}
+    counts = {verdict: sum(d.verdict == verdict for d in audit.decisions) for verdict in words}
     used, saved = sum(d.samples for d in audit.decisions), sum(d.saved for d in audit.decisions)
     alpha = audit.terms.alpha
     lines = [
-        f"Expected leakage: {found['above']} above {audit.stop_at:g}, {found['below']} below, {found['undecided']} "
+        f"Expected leakage: {counts['above']} above {audit.stop_at:g}, {counts['below']} below, {counts['undecided']} "
         f"undecided, of {counted(count, 'question')}.",
         f"A verdict is wrong with probability at most {audit.terms.alpha_of(count):.4g}"
         + (f" ({alpha:g} for all together)." if audit.terms.family_wise else " for each question by itself."),

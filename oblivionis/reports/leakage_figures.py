@@ -168,9 +168,9 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **shar
 
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend below the axes, each label once."""
-    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    columns = min(len(found), int(figure.get_figwidth() / 1.9))
-    figure.legend([*found.values()], [*found], loc="outside lower center", ncols=columns, frameon=False)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    columns = min(len(handles), int(figure.get_figwidth() / 1.9))
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _answers(n: int) -> str:

@@ -37,10 +37,10 @@ def write_figures(audit: PersonAudit, folder: Path) -> list[Path]:
 
 def before_rate(person: Person) -> float | None:
     """As `Person.rate`, of the model before; None unless all facts are known of it."""
-    found = [fact.before for fact in person.facts if fact.before is not None]
-    if len(found) < len(person.facts):
+    outcomes = [fact.before for fact in person.facts if fact.before is not None]
+    if len(outcomes) < len(person.facts):
         return None
-    return sum(outcome.memorized / outcome.phrasings for outcome in found) / len(found)
+    return sum(outcome.memorized / outcome.phrasings for outcome in outcomes) / len(outcomes)
 
 
 def people_figure(audit: PersonAudit) -> Figure:

@@ -82,7 +82,8 @@ def stage_metrics(
 def _stage_metrics(run: RunDirectory, convention: str, confidence: float) -> dict[str, dict[str, float]]:
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
-    for measure in registry.measures().values():
+    tofu, *others = registry.measures().values()
+    for measure in (*others, tofu):  # the order in which figures.json has their numbers
         measure.complete(run, found, convention, confidence)
     return found
 
@@ -373,7 +374,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     failed = failures(run)
     notes = stage_notes(run)
     measured = any(metrics.values()) or any(f.final and f.stage in metrics for f in failed)  # by the server
-    marks, doubt = verdicts.marks(found), tofu_report.doubt(run)
+    marks, doubt = verdicts.marks(found), tofu_report.inconclusive_reason(run)
     doubted = ("forget_quality",) if doubt else ()
     parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
     table = comparison(metrics, title, marks, doubted=doubted, headline=not full, failed=failed, notes=notes)

@@ -211,13 +211,17 @@ def _one_line(text: str) -> str:
     return re.sub(r"\s*[\r\n]+\s*", " ", text)
 
 
+def _style(cell: str) -> str:
+    return cell.style if isinstance(cell, Marked) else ""
+
+
 def _text(cell: str) -> Text:
-    style = getattr(cell, "style", "")
+    style = _style(cell)
     return Text(_one_line(cell), style="bold red" if style == "alarm" else style)
 
 
 def _styled(text: str, bold: str, underline: str, cell: str) -> str:
-    return {"bold": bold, "alarm": bold, "underline": underline}.get(getattr(cell, "style", ""), "{}").format(text)
+    return {"bold": bold, "alarm": bold, "underline": underline}.get(_style(cell), "{}").format(text)
 
 
 _MARKDOWN = re.compile(r"[\\`*\[\]|~]|<(?=[\w/!?])|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
@@ -230,8 +234,8 @@ def _markdown(text: str) -> str:
 
 def _html(cell: str, *, linked: bool) -> h.Node:
     text = _one_line(cell)
-    shown = explained(getattr(cell, "term", text), text) if linked else text
-    element = {"bold": h.b, "underline": h.u, "alarm": h.b(".mark")}.get(getattr(cell, "style", ""))
+    shown = explained(cell.term if isinstance(cell, Term) else text, text) if linked else text
+    element = {"bold": h.b, "underline": h.u, "alarm": h.b(".mark")}.get(_style(cell))
     return shown if element is None else element[shown]
 
 

@@ -57,7 +57,7 @@ class StandStill(ServerStep):
         return previous + self.pace * (mean - previous), {}
 ''',
     "conf/strategy/standstill.yaml": "params: {pace: 1.0}\n",
-    "oblivionis/measures/letters.py": '''"""How often does a letter occur in the answers?"""
+    "oblivionis/measures/letters/evaluator.py": '''"""How often does a letter occur in the answers?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership inference in a run: whose membership is asked, and what the base model says of the same records."""
+"""The records whose membership is inferred, and their likelihood under the base model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def members_and_others(corpus: Corpus) -> tuple[tuple[Record, ...], tuple[Record
 
 @dataclass(frozen=True)
 class Groups:
-    """Candidates of the run's membership inference, all of them; `others` is empty where the data have no holdout."""
+    """All candidates of membership inference: forget records and, where the data have a holdout, other records."""
 
     members: tuple[Candidate, ...]
     others: tuple[Candidate, ...]

@@ -113,8 +113,7 @@ def _questions(records: Sequence[Record], examples: Sequence[Record], tokenizer:
 
 
 def recited(records: Sequence[Record], assembled: Assembled, session: EvaluationSession, limit: int) -> list[float]:
-    """How much of each piece of text the model recites: ROUGE-L recall, in any script, of the
-    greedy continuation of its first half.
+    """ROUGE-L recall, in any script, of the greedy continuation of each text's first half, by which it is recited.
 
     At most `BEGINNING` tokens are given, and at most `limit` further ones expected.
     """
@@ -123,6 +122,6 @@ def recited(records: Sequence[Record], assembled: Assembled, session: Evaluation
     prompts = [(*start, *r.tokens[:n]) for r, n in zip(records, given, strict=True)]
     truths = [r.tokens[n : n + limit] for r, n in zip(records, given, strict=True)]
     produced = session.greedy(prompts, limit)
-    said = [tokens[: len(truth)] for tokens, truth in zip(produced, truths, strict=True)]
-    texts = [[assembled.tokenizer.decode(x, skip_special_tokens=True) for x in side] for side in (said, truths)]
+    cut = [tokens[: len(truth)] for tokens, truth in zip(produced, truths, strict=True)]
+    texts = [[assembled.tokenizer.decode(x, skip_special_tokens=True) for x in side] for side in (cut, truths)]
     return rouge_l(texts[0], texts[1], any_script=True).recall.tolist()

@@ -44,15 +44,15 @@ class ReboundTracker:
 
     def _measure(self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray) -> None:
         started = time.perf_counter()
-        asked = {r.id: spread(r.record_ids, self._settings.records) for r in requests if r.record_ids}
-        if not asked:
+        samples = {r.id: spread(r.record_ids, self._settings.records) for r in requests if r.record_ids}
+        if not samples:
             return
-        ids = list(dict.fromkeys(i for mine in asked.values() for i in mine))
-        known = self._assessor.knowledge(vector, ids, rouge=self._settings.rouge)
+        ids = list(dict.fromkeys(i for sample in samples.values() for i in sample))
+        columns = self._assessor.knowledge(vector, ids, rouge=self._settings.rouge)
         values = {
             # A model that computes no number any more knows nothing.
-            name: {r: float(np.nan_to_num([known[name][i] for i in mine]).mean()) for r, mine in asked.items()}
-            for name in known
+            name: {r: float(np.nan_to_num([columns[name][i] for i in sample]).mean()) for r, sample in samples.items()}
+            for name in columns
         }
         row = {
             "stage": self._stage,
@@ -69,22 +69,22 @@ class ReboundTracker:
 
 def rebound_curves(rows: Sequence[Mapping[str, Any]], stage: str, measure: str = "prob") -> list[Curve]:
     """The curve of each request from the rows of metrics.jsonl, in the order in which they were served."""
-    own = [r for r in rows if r["evaluator"] == EVALUATOR and r["stage"] == stage]
-    mine = [r for r in own if measure in r.get("requests", {})]
-    found = []
-    for first in (r for r in mine if r["moment"] == BEFORE):
+    rows_of_stage = [r for r in rows if r["evaluator"] == EVALUATOR and r["stage"] == stage]
+    measured = [r for r in rows_of_stage if measure in r.get("requests", {})]
+    curves = []
+    for first in (r for r in measured if r["moment"] == BEFORE):
         for request, before in first["requests"][measure].items():
             served = first["round"]
             of = {
                 (r["moment"], r["round"]): r["requests"][measure][request]
-                for r in mine
+                for r in measured
                 if r["round"] >= served and request in r["requests"][measure]
             }
             rounds = sorted(server_round for moment, server_round in of if moment == ROUND)
             if (AFTER, served) in of:
                 later = [of[ROUND, server_round] for server_round in rounds]
-                found.append(Curve(request, served, before, of[AFTER, served], later))
-    return found
+                curves.append(Curve(request, served, before, of[AFTER, served], later))
+    return curves
 
 
 def rebound_summary(rows: Sequence[Mapping[str, Any]], stage: str) -> tuple[dict[str, float], dict[str, Any]]:
@@ -95,8 +95,8 @@ def rebound_summary(rows: Sequence[Mapping[str, Any]], stage: str) -> tuple[dict
     facts: dict[str, Any] = {}
     for measure in MEASURES:
         curves = rebound_curves(rows, stage, measure)
-        found = {summary_key(measure, name): value for name, value in rebound_metrics(curves).items()}
-        metrics |= named_metrics(EVALUATOR, found)
+        named = {summary_key(measure, name): value for name, value in rebound_metrics(curves).items()}
+        metrics |= named_metrics(EVALUATOR, named)
         if curves:
             facts[measure] = {c.request: _facts(c) for c in curves}
     return metrics, facts

@@ -41,9 +41,9 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
     settings = config.evaluation.ruler
     if not settings.enabled or not settings.oracles:
         return []
-    ours = (run.stage_summary("retrain") or {}).get("seed", config.seed)
-    seeds = {ours: "this run"}
-    found, faults = [], []
+    own_seed = (run.stage_summary("retrain") or {}).get("seed", config.seed)
+    seeds = {own_seed: "this run"}
+    oracles, faults = [], []
     for path in settings.oracles:
         oracle = artifact_binding.opened(Path(path).expanduser())
         summary = oracle.stage_summary("retrain")
@@ -56,10 +56,10 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
         if seed in seeds:
             faults.append(f"{path} has the seed {seed} of {seeds[seed]}; each needs its own")
         seeds.setdefault(seed, path)
-        found.append(Oracle(oracle, seed))
+        oracles.append(Oracle(oracle, seed))
     if faults:
         raise RunError("\n  ".join(["evaluation.ruler.oracles:", *faults]))
-    return found
+    return oracles
 
 
 def _unlike(oracle: RunDirectory, summary: dict[str, Any], config: Config, fingerprint: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""RULER in a run: what Lens 1 compares with, and the look before unlearning."""
+"""The finetuned and the retrained model that RULER's Lens 1 compares with, and its diagnostic before unlearning."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ PAIR = ("finetune", "retrain")
 """The stages whose representations Lens 1 compares with: the original model and the oracle."""
 
 
-def keep_states(run: RunDirectory, stage: str, found: Embedded | None, config: Config, fingerprint: str) -> None:
-    """Keep what the evaluation at the end of finetune or retrain found; nothing where RULER was left out."""
-    if stage in PAIR and found is not None:
-        write_states(run, stage, found, config, config.seed, fingerprint)
+def keep_states(run: RunDirectory, stage: str, embedded: Embedded | None, config: Config, fingerprint: str) -> None:
+    """Keep the representations of the final model of finetune or retrain; nothing where RULER was left out."""
+    if stage in PAIR and embedded is not None:
+        write_states(run, stage, embedded, config, config.seed, fingerprint)
 
 
 def check_layer(model: nn.Module, config: Config) -> None:
@@ -107,15 +107,15 @@ def stage_states(
     Those that the stage did not keep, or took otherwise, are computed from its last checkpoint, and kept with `keep_as`
     as the fingerprint of the base model. RunError where that checkpoint does not fit the assessor's model.
     """
-    found = read_states(run, stage)
-    if found is None:
+    states = read_states(run, stage)
+    if states is None:
         why = "it kept none"
-    elif not found.taken_as(config):
+    elif not states.taken_as(config):
         why = "it took them from other tokens or another layer"
-    elif assessor.ruler_ids is not None and not found.embedded.covers(*assessor.ruler_ids):
+    elif assessor.ruler_ids is not None and not states.embedded.covers(*assessor.ruler_ids):
         why = "it kept none of some records that are asked here"
     else:
-        return found.embedded
+        return states.embedded
     if run.environment().get("manifest_hash", assessor.manifest_hash) != assessor.manifest_hash:
         raise RunError(
             f"RULER: {run.path} has no fitting representations of its stage {stage} ({why}), and other parameters than "

@@ -51,18 +51,18 @@ class Banded:
         return INSIDE if self.band.contains(self.value) else OUTSIDE
 
 
-def before_unlearning(found: Before) -> str:
+def before_unlearning(before: Before) -> str:
     """What a user reads before the stage unlearn."""
-    base, finetuned = found.base, found.finetuned
+    base, finetuned = before.base, before.finetuned
     text = (
         f"RULER: mean rank of {counted(finetuned.records, 'forget record')} "
         f"{_with_error(base)} in the base model → {_with_error(finetuned)} in the finetuned one "
         f"(against 0.5: p = {p_text(finetuned.p_value)}). {BEFORE[finetuned.verdict]}"
     )
-    if finetuned.verdict in (ABOVE, BELOW) and found.p_moved > LEVEL:
+    if finetuned.verdict in (ABOVE, BELOW) and before.p_moved > LEVEL:
         text += (
             " But the base model, which never saw them, has about the same rank "
-            f"(paired: p = {p_text(found.p_moved)}): that may be what they are like, not memory."
+            f"(paired: p = {p_text(before.p_moved)}): that may be what they are like, not memory."
         )
     return text
 
@@ -70,19 +70,19 @@ def before_unlearning(found: Before) -> str:
 def bands(run: RunDirectory) -> dict[str, Banded]:
     """The metrics of the unlearned model that have a noise band, by their short names."""
     summary = run.stage_summary("unlearn") or {}
-    found = summary.get("ruler", {}).get("bands", {})
-    values = {name: summary.get("metrics", {}).get(f"ruler_{name}") for name in found}
+    stored = summary.get("ruler", {}).get("bands", {})
+    values = {name: summary.get("metrics", {}).get(f"ruler_{name}") for name in stored}
     return {
         name: Banded(values[name], NoiseBand(**{k: v for k, v in band.items() if k != "values"}))
-        for name, band in found.items()
+        for name, band in stored.items()
         if values[name] is not None
     }
 
 
 def after_unlearning(run: RunDirectory) -> RankTest | None:
     """The test of the unlearned model's ranks, None where it has none."""
-    found = kept(run, "rank", lambda: _rank_test(run))
-    return None if found is None else RankTest(**found)
+    test = kept(run, "rank", lambda: _rank_test(run))
+    return None if test is None else RankTest(**test)
 
 
 def _rank_test(run: RunDirectory) -> dict[str, Any] | None:
@@ -100,12 +100,12 @@ def sentences(run: RunDirectory) -> list[str]:
         f"RULER: mean rank of the forget records in the unlearned model {_with_error(test)}, {AFTER[test.verdict]} "
         f"(p = {p_text(test.p_value)}, {counted(test.records, 'record')})."
     ]
-    for name, found in bands(run).items():
-        band = found.band
+    for name, banded in bands(run).items():
+        band = banded.band
         models = f"{band.n} {'pairs of ' * (name == 'gap')}retrained models"
-        verdict = INSIDE if found.verdict == INSIDE else "outside, not like a retrained model"
+        verdict = INSIDE if banded.verdict == INSIDE else "outside, not like a retrained model"
         lines.append(
-            f"RULER: {BANDS[name]} {found.value:.3f}, {band.confidence:.0%} band of {models} {band.low:.3f} to "
+            f"RULER: {BANDS[name]} {banded.value:.3f}, {band.confidence:.0%} band of {models} {band.low:.3f} to "
             f"{band.high:.3f}, if these vary normally: {verdict}."
         )
     return lines
@@ -117,8 +117,8 @@ def verdict_facts(run: RunDirectory) -> dict[str, Any]:
     if test is None:
         return {}
     facts: dict[str, Any] = {"mean_rank": {"verdict": test.verdict, "null": NULL, **rank_facts(test)}}
-    for name, found in bands(run).items():
-        facts.setdefault(name, {"value": found.value})["band"] = {"verdict": found.verdict, **asdict(found.band)}
+    for name, banded in bands(run).items():
+        facts.setdefault(name, {"value": banded.value})["band"] = {"verdict": banded.verdict, **asdict(banded.band)}
     return facts
 
 

@@ -107,6 +107,12 @@ class Tofu(Measure):
             )
         ]
 
+    def most_tokens(self, context: Context) -> int:
+        """A greedy answer to each question of the profile."""
+        profile = context.profile()
+        questions = sum(len(profile.pick(context.questions.get(name, ()))) for name in profile.sets)
+        return questions * profile.max_new_tokens
+
     def warnings(self, context: Context) -> list[str]:
         """Which question sets have no ROUGE-L recall, because it cannot read their true answers."""
         from evaluation.metrics.rouge import left_out

@@ -11,7 +11,7 @@ SIGNIFICANT = 0.05
 
 
 def questions(run: RunDirectory) -> int:
-    """Forget questions with a truth ratio that both models of the test were asked; 0 where one was asked none."""
+    """Number of forget questions with a truth ratio of both models of the test, the smaller of the two."""
     return min(_truth_ratios(run, stage) for stage in ("unlearn", "retrain"))
 
 
@@ -34,7 +34,7 @@ def ks_p_value(questions: int, steps: int) -> float:
     return min(1.0, 2 * sum(ways) / math.comb(2 * questions, questions))
 
 
-def doubt(run: RunDirectory) -> str:
+def inconclusive_reason(run: RunDirectory) -> str:
     """Why the forget quality of this run says nothing; empty where it says something, or there is none."""
     count = questions(run)
     if not count or telling_steps(count) is not None:

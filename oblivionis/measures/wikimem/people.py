@@ -1,4 +1,4 @@
-"""WikiMem in a run: whose facts are asked for, and with which values of other people."""
+"""The people whose facts WikiMem asks for, and the values of other people that compete with theirs."""
 
 from __future__ import annotations
 
@@ -103,21 +103,21 @@ def _values(settings: Wikimem) -> Mapping[str, Sequence[str]]:
     if settings.counterfactuals_folder is None:
         return counterfactuals()
     try:
-        found = read_counterfactuals(Path(settings.counterfactuals_folder).expanduser())
+        own = read_counterfactuals(Path(settings.counterfactuals_folder).expanduser())
     except ValueError as error:
         raise RunError(f"evaluation.wikimem.counterfactuals_folder: {error}") from None
-    return {**counterfactuals(), **found}
+    return {**counterfactuals(), **own}
 
 
 def _to_forget(corpus: Corpus, records: PersonRecords, subjects: set[str]) -> set[str]:
     """Those of the subjects that a forget record is about; with no subject of their own, that one mentions."""
-    found = set()
+    names = set()
     for name in subjects:
         about = records.about(name)
         own = [r.id for r in about.records if about.subject in (None, r.subject)]
         if not corpus.forget_ids.isdisjoint(own):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _sample(facts: Sequence[Fact], subjects: int | None, each: int | None) -> list[Fact]:

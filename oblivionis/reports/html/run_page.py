@@ -117,7 +117,7 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     """The table of the metrics, what it says in words, and how to read it."""
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    doubt = tofu_report.doubt(run)
+    doubt = tofu_report.inconclusive_reason(run)
     doubted = ("forget_quality",) if doubt else ()
     marks = verdicts.marks(found)
     side_by_side = "The final models side by side"

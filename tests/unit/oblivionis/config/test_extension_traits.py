@@ -230,6 +230,22 @@ def test_what_is_wrong_with_such_a_file(tree: Tree, file: str, text: str, proble
     assert [line for line in found if line.startswith(problem)]
 
 
+def test_an_evaluator_is_a_class_in_a_file_or_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        **dict.fromkeys(("one.py", "two/evaluator.py", "two/report.py", "_hidden.py"), "class One(Measure): ...\n"),
+        **{"shared.py": "class Two(Other): ...\n", "three/evaluator.py": "x = 1\n", "faulty.py": "def\n"},
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setitem(extension_traits.CODE, "evaluator", (str(tmp_path),))
+    assert extension_traits.names("evaluator") == ["faulty", "one", "two"]
+    assert extension_traits.code_files("evaluator", "two") == [tmp_path / "two" / "evaluator.py"]
+    assert (
+        extension_traits.code("evaluator", "/one").literals == {} and extension_traits.code_files("evaluator", "") == []
+    )
+
+
 def test_a_default_that_its_limits_forbid_names_its_line(tree: Tree) -> None:
     tree.add("conf/evaluator/vowels.yaml", SETTINGS.replace("0.5", "2.0"))
     ((found,),) = ask(tree, "")

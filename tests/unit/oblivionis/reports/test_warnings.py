@@ -475,7 +475,7 @@ def test_weights_and_updates_of_one_client(tmp_path):
 def test_so_few_questions_make_a_p_value_say_nothing(tmp_path, questions, doubted):
     run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=questions))
     said = "In parentheses: 3 questions cannot tell any two models apart, so this p-value says nothing."
-    assert tofu_report.doubt(run) == (said if doubted else "")
+    assert tofu_report.inconclusive_reason(run) == (said if doubted else "")
 
 
 def test_doubtful_outcomes_come_in_the_order_of_their_weight(tmp_path):
