@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Part = Literal["questions", "prepared", "reference", "as_base", "oracle", "references"]
 """A field of `Context` that may be missing."""
+StageMetrics = Mapping[str, MutableMapping[str, float]]
+"""By stage, the metrics by their names."""
 
 
 class Measure:
@@ -100,16 +102,13 @@ class Measure:
         """What the per-question log of a stage keeps of its evaluator's details; all of them, unless overridden."""
         return {self.name: dict(details)} if details else {}
 
-    def complete(
-        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
-    ) -> None:
+    def complete(self, run: RunDirectory, metrics: StageMetrics, convention: str, confidence: float) -> None:
         """Add to each stage's `metrics` what it could not know without the retrained model, from the logs of `run`.
 
         Parameters
         ----------
         run : RunDirectory
-        metrics : mapping of mappings
-            By stage the metrics by their names, which are added to.
+        metrics : StageMetrics
         convention : str
             Truth ratio, `evaluation.truth_ratio`.
         confidence : float in (0, 1)

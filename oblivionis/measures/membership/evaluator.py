@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Group, Metric
-from oblivionis.measures.base import Measure
+from oblivionis import seeds
+from oblivionis.measures.base import Measure, StageMetrics
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
 if TYPE_CHECKING:
@@ -91,12 +91,25 @@ class Membership(Measure):
 
     def build(self, context: Context) -> list[Evaluator]:
         """At a stage's end, after rounds where that is wanted; nothing where it is switched off or has no records."""
-        groups: Groups = context.prepared
-        return list(groups.evaluators(context.config, context.full, context.reference, context.oracle))
+        settings, groups = context.config.evaluation.membership, context.prepared
+        if not settings.enabled or not (context.full or settings.after_rounds) or not groups.members:
+            return []
+        from evaluation.metrics.membership import MembershipEvaluator
 
-    def complete(
-        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
-    ) -> None:
+        return [
+            MembershipEvaluator(
+                groups.members,
+                groups.others,
+                settings.attacks,
+                context.reference,
+                (context.oracle or {}).get(self.name),
+                settings.bootstrap,
+                settings.confidence,
+                seeds.derive(context.config.seed, "membership"),
+            )
+        ]
+
+    def complete(self, run: RunDirectory, metrics: StageMetrics, convention: str, confidence: float) -> None:
         """Differences from the retrained model's AUCs, with intervals, by the scores in the logs."""
         oracle = (run.evaluation_log("retrain") or {}).get(self.name, {}) if "retrain" in metrics else {}
         for stage, found in metrics.items() if oracle else ():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from evaluation.hook import EvaluationSession
-from evaluation.metrics.membership import Candidate, MembershipEvaluator
-from oblivionis import seeds
+from evaluation.metrics.membership import Candidate
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.measures.questions import encode_records, spread
@@ -42,30 +40,6 @@ class Groups:
         candidates = (*self.members, *self.others)
         scores = session.scores([c.sequence for c in candidates])
         return {c.id: -float(v) for c, v in zip(candidates, scores.mean_nll, strict=True)}
-
-    def evaluators(
-        self,
-        config: Config,
-        full: bool,
-        reference: Mapping[str, float] | None,
-        oracle: Mapping[str, Any] | None,
-    ) -> list[MembershipEvaluator]:
-        """The evaluator of a profile, none where it is switched off; oracle: the retrained model's log."""
-        settings = config.evaluation.membership
-        if not settings.enabled or not (full or settings.after_rounds) or not self.members or not self.others:
-            return []
-        return [
-            MembershipEvaluator(
-                self.members,
-                self.others,
-                settings.attacks,
-                reference,
-                (oracle or {}).get("membership"),
-                settings.bootstrap,
-                settings.confidence,
-                seeds.derive(config.seed, "membership"),
-            )
-        ]
 
 
 def _candidates(records: Sequence[Record], assembled: Assembled, config: Config) -> tuple[Candidate, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Group, Metric
-from oblivionis.measures.base import Measure
+from oblivionis.measures.base import Measure, StageMetrics
 
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
@@ -89,15 +88,27 @@ class Muse(Measure):
 
     def build(self, context: Context) -> list[Evaluator]:
         """The items of the profile; PrivLeak, on the records of membership inference, in the full one only."""
-        from oblivionis.measures.membership.groups import Groups
+        from evaluation.metrics.muse import MuseEvaluator
+        from oblivionis.measures.questions import spread
 
         texts: Prompts = context.prepared
-        groups = context.prepared_of.get("membership") or Groups((), ())
-        return [texts.evaluator(context.config, groups, context.full, context.oracle)]
+        settings, profile = context.config.evaluation.muse, context.profile()
+        groups = context.prepared_of.get("membership") if context.full else None
+        return [
+            MuseEvaluator(
+                spread(texts.passages, profile.questions),
+                {name: spread(items, profile.questions) for name, items in texts.knowledge.items()},
+                texts.decode,
+                groups.members if groups else (),
+                groups.others if groups else (),
+                (context.oracle or {}).get(self.name, {}).get("auc"),
+                settings.continuation,
+                settings.answer,
+                context.config.evaluation.rouge,
+            )
+        ]
 
-    def complete(
-        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
-    ) -> None:
+    def complete(self, run: RunDirectory, metrics: StageMetrics, convention: str, confidence: float) -> None:
         """PrivLeak by the AUCs in the logs; that of the retrained model itself is 0."""
         retrained = _auc(run, "retrain") if "retrain" in metrics else None
         if retrained is None:

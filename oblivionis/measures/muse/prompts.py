@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.hook import EvaluationSession
-from evaluation.metrics.muse import KNOWLEDGE, Item, MuseEvaluator, few_shot
+from evaluation.metrics.muse import KNOWLEDGE, Item, few_shot
 from evaluation.metrics.rouge import rouge_l
 from oblivionis.config.schema import Config
 from oblivionis.data.records import TEXT_SETS, Corpus, Record
 from oblivionis.data.tokenize import plain_ids, text_start
 from oblivionis.errors import RunError
-from oblivionis.measures.membership.groups import Groups
-from oblivionis.measures.questions import context_length, spread
+from oblivionis.measures.questions import context_length
 from oblivionis.models.assembly import Assembled
 
 LEAST_BEGINNING = 16
@@ -61,25 +60,6 @@ class Prompts:
             for name in KNOWLEDGE
         }
         return cls(passages, knowledge, decode)
-
-    def evaluator(self, config: Config, groups: Groups, full: bool, oracle: Mapping[str, Any] | None) -> MuseEvaluator:
-        """Of a profile: as many items of each set as it asks questions, PrivLeak in the full one only.
-
-        oracle: the retrained model's log.
-        """
-        settings = config.evaluation.muse
-        count = (config.evaluation.full if full else config.evaluation.light).questions_per_set
-        return MuseEvaluator(
-            spread(self.passages, count),
-            {name: spread(items, count) for name, items in self.knowledge.items()},
-            self.decode,
-            groups.members if full else (),
-            groups.others if full else (),
-            (oracle or {}).get("muse", {}).get("auc"),
-            settings.continuation,
-            settings.answer,
-            config.evaluation.rouge,
-        )
 
 
 def _passages(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
-from oblivionis.measures.base import Measure
+from oblivionis.measures.base import Measure, StageMetrics
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
 if TYPE_CHECKING:
@@ -127,9 +127,7 @@ class Ruler(Measure):
         """The percentile ranks of the forget records by id."""
         return {self.name: dict(zip(details["ids"], details["ranks"], strict=True))}
 
-    def complete(
-        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
-    ) -> None:
+    def complete(self, run: RunDirectory, metrics: StageMetrics, convention: str, confidence: float) -> None:
         """Lens 1 of the finetuned and of the retrained model, from the summary of unlearn."""
         known = (run.stage_summary("unlearn") or {}).get("ruler", {}).get("lens_1", {})
         for stage in metrics.keys() & known.keys():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
-from oblivionis.measures.base import Measure
+from oblivionis.measures.base import Measure, StageMetrics
 from oblivionis.naming import SETS
 
 if TYPE_CHECKING:
@@ -127,9 +127,7 @@ class Tofu(Measure):
         """The log in the shape of TOFU's own, with the question ids under `ids`."""
         return {**details["log"], "ids": details["ids"]}
 
-    def complete(
-        self, run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], convention: str, confidence: float
-    ) -> None:
+    def complete(self, run: RunDirectory, metrics: StageMetrics, convention: str, confidence: float) -> None:
         """The forget quality by the truth ratios in the logs; that of the retrained model itself is 1, the best."""
         oracle = _forget_ratios(run, "retrain", convention) if "retrain" in metrics else None
         if oracle is None:
