@@ -38,8 +38,20 @@ with the adapters beside them, or the modules."""
 
 
 def supports(model: nn.Module, device: str | None = None) -> bool:
-    """Whether `FusedLlama` applies: a plain Llama on the CPU without hooks, dropout, checkpointing; float32, or frozen
-    and kept in half precision. device: the kind of device, None where the model lies."""
+    """Whether `FusedLlama` applies: a plain Llama on the CPU without hooks, dropout or checkpointing.
+
+    Its weights are float32, or frozen and kept in half precision.
+
+    Parameters
+    ----------
+    model : nn.Module
+    device : str, optional
+        The kind of device, "cpu" or "cuda"; None where the model lies.
+
+    Returns
+    -------
+    bool
+    """
     base = base_model(model)
     if type(base) is not LlamaForCausalLM or (device or base.device.type) != "cpu":
         return False

@@ -17,7 +17,16 @@ _part: ContextVar[str] = ContextVar("part", default="")
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Context in which `watcher` gets the progress of everything counted."""
+    """Context in which the progress of everything counted is reported.
+
+    Parameters
+    ----------
+    watcher : Watcher
+
+    Yields
+    ------
+    None
+    """
     token = _watcher.set(watcher)
     try:
         yield
@@ -27,7 +36,16 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Context whose progress belongs to the part `name`; within another part that one is reported."""
+    """Context whose progress belongs to a part; within another part that one is reported.
+
+    Parameters
+    ----------
+    name : str
+
+    Yields
+    ------
+    None
+    """
     token = None if _part.get() else _part.set(name)
     try:
         yield
@@ -37,7 +55,19 @@ def part(name: str) -> Iterator[None]:
 
 
 def counter(what: str, total: int) -> Callable[[int], None]:
-    """Make a function that adds to the number of done `what` of `total` and reports it; any thread may call it."""
+    """Make a function that counts and reports what is done; any thread may call it.
+
+    Parameters
+    ----------
+    what : str
+        What is counted, in words.
+    total : int
+
+    Returns
+    -------
+    callable (int)
+        Adds to the number done.
+    """
     watcher, name = _watcher.get(), _part.get()
     if watcher is None:
         return _ignore

@@ -104,5 +104,19 @@ def self_bleu(texts: Sequence[str]) -> float:
 
 
 def diversity(texts: Sequence[str]) -> float:
-    """Diversity, 1 − self-BLEU, in [0, 1]; larger: less repetition. ValueError for fewer than two texts."""
+    """Diversity of texts: 1 − self-BLEU; the larger, the less they repeat each other.
+
+    Parameters
+    ----------
+    texts : sequence of n >= 2 str
+
+    Returns
+    -------
+    float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For fewer than two texts.
+    """
     return 1.0 - self_bleu(texts)

@@ -156,7 +156,21 @@ NAMES = tuple(_FUNCTIONS)
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ValueError:
-    """Error for an unknown name, with those nearest to it."""
+    """Make the error for an unknown name.
+
+    Parameters
+    ----------
+    what : str
+        What is named.
+    name : str
+    known : sequence of str
+        The names that there are.
+
+    Returns
+    -------
+    ValueError
+        Its message holds the names nearest to `name`, or all.
+    """
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(known)}"
     return ValueError(f"unknown {what} {name!r}, {hint}")
