@@ -1,4 +1,4 @@
-"""Which ways of running a model give the model's own numbers: told by what the model is, never by trying.
+"""Which ways of running a model give the model's own numbers; decided by its type and configuration, not by trying.
 
 | way | for | sequences |
 | --- | --- | --- |
@@ -8,7 +8,7 @@
 | plain | all others: convolutions, state spaces, linear attention, anything unknown | of one length together |
 
 The lists below name transformers' model types. `tests/integration/test_architectures.py` holds each of them against
-transformers used one record at a time, and whatever is not in a list is run plainly.
+transformers used one record at a time; a type that is in no list is run plainly.
 """
 
 from __future__ import annotations

@@ -129,10 +129,6 @@ def few_pieces() -> Iterator[None]:
     """Context in which passes leave out the pieces between the second and the last, which take the same memory.
 
     For tensors that hold no numbers: results are wrong otherwise.
-
-    Yields
-    ------
-    None
     """
     global _few_pieces
     _few_pieces = True

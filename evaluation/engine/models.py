@@ -164,10 +164,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     Parameters
     ----------
     model : nn.Module
-
-    Yields
-    ------
-    None
     """
     flags = [(module, module.training) for module in each_module(model)]
     if any(training for _, training in flags):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Watcher = Callable[[str, str, int, int], None]
-"""Is told which part is at work ("" where none was named), what it counts, how many are done and of how many; called
-from several threads, one at a time."""
+"""Called with the name of the part at work ("" where none was named), what it counts, how many are done and how many
+there are; from several threads, one at a time."""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 _part: ContextVar[str] = ContextVar("part", default="")
@@ -22,10 +22,6 @@ def watched(watcher: Watcher) -> Iterator[None]:
     Parameters
     ----------
     watcher : Watcher
-
-    Yields
-    ------
-    None
     """
     token = _watcher.set(watcher)
     try:
@@ -41,10 +37,6 @@ def part(name: str) -> Iterator[None]:
     Parameters
     ----------
     name : str
-
-    Yields
-    ------
-    None
     """
     token = None if _part.get() else _part.set(name)
     try:

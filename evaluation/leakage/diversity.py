@@ -63,12 +63,12 @@ def _clipped_matches(owner: np.ndarray, grams: np.ndarray, texts: int) -> np.nda
     gram, text = np.divmod(keys, texts)
     order = np.lexsort((-counts, gram))
     gram, text, counts = gram[order], text[order], counts[order]
-    # Of each n-gram the entries stand together, the largest count first: for it the second is the largest elsewhere.
+    # Of each n-gram the entries stand together, the largest count first: for it the second is the largest of others.
     first = np.flatnonzero(np.diff(gram, prepend=-1))
     sizes = np.diff(first, append=len(gram))
-    elsewhere = np.repeat(counts[first], sizes)
-    elsewhere[first] = np.where(sizes > 1, counts[np.minimum(first + 1, len(gram) - 1)], 0)
-    return np.bincount(text, weights=np.minimum(counts, elsewhere), minlength=texts).astype(np.int64)
+    in_others = np.repeat(counts[first], sizes)
+    in_others[first] = np.where(sizes > 1, counts[np.minimum(first + 1, len(gram) - 1)], 0)
+    return np.bincount(text, weights=np.minimum(counts, in_others), minlength=texts).astype(np.int64)
 
 
 def _brevity_penalty(lengths: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ class Asked:
 class LeakageFunction(Protocol):
     """Maps n texts sampled for one question to their leakage, (n,) float64 in [0, 1]; 0 or 1 where `binary`.
 
-    Raises ValueError with the question's id where the question lacks what the function needs.
+    Raises ValueError with the question's id where it has not what the function needs.
     """
 
     @property

@@ -1,9 +1,9 @@
-"""Membership inference: whether forget records can be told from holdout records, which the model never saw.
+"""Membership inference: whether an attack separates forget records from holdout records, which the model never saw.
 
 Every attack gives a text a score, larger where it takes the text for a training text. The AUC of forget against holdout
-records is the probability that a forget record scores higher, ties counted half: 1 if the attack always tells them
-apart, 0.5 if it cannot. The goal is not 0.5, since the two groups may differ by nature and a model may be pushed below
-it, but the AUC of the model that was trained without the forget records.
+records is the probability that a forget record scores higher, ties counted half: 1 if the attack separates them
+completely, 0.5 if it cannot. The goal is the AUC of the model that was trained without the forget records. It need not
+be 0.5, since the two groups may differ by nature, and unlearning can push a model's AUC below it.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarr
     Returns
     -------
     array (n,), at least 0, or None
-        None where the log lacks the losses.
+        None where the log has no losses.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def _probabilities(log: Log, name: str) -> np.ndarray | None:
 
 
 def _truth_ratio_score(ratios: np.ndarray, name: str) -> float:
-    """Mean of min(TR, 1/TR) on the forget set, of max(0, 1 - TR) elsewhere (Oblivionis eq. 14)."""
+    """Mean of min(TR, 1/TR) on the forget set, of max(0, 1 - TR) on the other sets (Oblivionis eq. 14)."""
     if name == "forget":
         with np.errstate(divide="ignore"):
             return float(np.minimum(ratios, 1 / ratios).mean())

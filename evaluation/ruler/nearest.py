@@ -10,7 +10,7 @@ import torch
 MEMORY = 2**30
 """Most bytes of the blocks at a time."""
 DIGITS = 11
-"""Decimals of a similarity, fewer than the about 13 that are right: equal ones tie, whatever the order of the sums."""
+"""Decimals of a similarity, fewer than the about 13 that are right: equal ones tie for any order of the sums."""
 
 
 def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -437,7 +437,7 @@ def attack_passes(accuracy: float, tolerance: float = TOLERANCE) -> bool:
 
 
 def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
-    """The smallest threshold of the best balanced accuracy, halfway between two losses; −inf calls nobody a member."""
+    """The smallest threshold of the best balanced accuracy, halfway between two losses; −inf: no record is a member."""
     values = np.unique(np.concatenate([members, others]))
     caught = np.searchsorted(np.sort(members), values, "right") / len(members)
     wrong = np.searchsorted(np.sort(others), values, "right") / len(others)

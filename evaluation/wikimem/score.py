@@ -94,7 +94,7 @@ def memorization_strength(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
     Returns
     -------
     array (...), float64
-        NaN where nothing is memorised, and positive elsewhere.
+        Positive; NaN where nothing is memorised.
 
     Raises
     ------

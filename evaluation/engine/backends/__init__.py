@@ -1,4 +1,4 @@
-"""The ways of running a causal language model, beside each other."""
+"""The ways of running a causal language model."""
 
 from __future__ import annotations
 

@@ -155,10 +155,6 @@ def shortened(model: nn.Module, layer: int) -> Iterator[None]:
     model : nn.Module
     layer : int
         From 0.
-
-    Yields
-    ------
-    None
     """
     name, layers = decoder_layers(model)
     parent, _, attribute = name.rpartition(".")

@@ -28,7 +28,7 @@ class _Group(NamedTuple):
 
 
 class PlainBackend(Backend):
-    """Slow, and right for every causal language model, whatever mixes its positions and remembers its past."""
+    """Slow, and right for every causal language model: sequences of one length, the model's own pass and cache."""
 
     name = "plain"
 

@@ -125,9 +125,9 @@ def _generate(base: Any, work: Continuations, units: Sequence[int], produced: li
 
 
 class _Chosen(LogitsProcessor):
-    """Leaves of the next token's logits the one that the caller chooses, and is_known it.
+    """Leaves of the next token's logits only the one that the caller chooses, and records it.
 
-    ended (B,): rows whose continuation is complete; `generate` goes on with them, and nobody reads what comes.
+    ended (B,): rows whose continuation is complete; `generate` continues them, but the further tokens are not read.
     """
 
     def __init__(
@@ -170,10 +170,6 @@ def plain_settings(base: Any, *, use_cache: bool) -> Iterator[None]:
     ----------
     base : PreTrainedModel
     use_cache : bool
-
-    Yields
-    ------
-    None
     """
     kept = base.generation_config
     base.generation_config = GenerationConfig(do_sample=False, use_cache=use_cache, pad_token_id=0)
