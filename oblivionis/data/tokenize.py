@@ -37,9 +37,25 @@ class PromptTemplate:
     `chat`: the tokenizer's own chat template with an optional system message, up to where the answer stands in a
     finished dialogue (the paper's Llama-3 prompt, its Figure 7), then the answer as that template writes it + its end
     of turn. What the template writes between question and answer, such as an empty think block or the header of a
-    channel, is prompt. The strings of `qa` are not used. Templates that print today's date print `date_string`
-    instead, or "26 Jul 2024" without one (Llama-3's own fallback), so that a prompt does not change from day to day.
-    `arguments` are further variables of the template by name, such as `enable_thinking`.
+    channel, is prompt.
+
+    Attributes
+    ----------
+    kind : {"qa", "chat"}
+    question_prefix, question_suffix, answer_prefix, answer_separator : str
+        Of `qa`; `chat` does not use them.
+    system_prompt : str, optional
+        The system message of `chat`.
+    date_string : str, optional
+        Printed by templates that print today's date; None: "26 Jul 2024" (Llama-3's own fallback), so that a prompt
+        does not change from day to day.
+    arguments : mapping
+        Further variables of the chat template by name, such as `enable_thinking`.
+
+    Raises
+    ------
+    TemplateError
+        For another kind, an argument that no template can take, or a prompt of `qa` that ends in a space.
     """
 
     kind: str = "qa"
