@@ -168,10 +168,10 @@ def score(
 
 def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:
     """The distinct sequences, and the place of every sequence among them."""
-    if not sequences:
-        raise ValueError("no sequences to score")
     numbers: dict[TokenSequence, int] = {}
     places = [numbers.setdefault(TokenSequence(tuple(s[0]), tuple(s[1])), len(numbers)) for s in sequences]
+    if not places:
+        raise ValueError("no sequences to score")
     return list(numbers), places
 
 

@@ -299,13 +299,14 @@ class PackedBatch:
 
 
 def _checked(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
-    """The sequences as such; ValueError for an empty list, prompt or answer."""
-    if not sequences:
+    """The sequences as tuples; ValueError for an empty list, prompt or answer."""
+    checked = tuple(TokenSequence(tuple(s[0]), tuple(s[1])) for s in sequences)
+    if not checked:
         raise ValueError("cannot pack an empty list of sequences")
-    for i, (prompt, answer) in enumerate(sequences):
-        if not prompt or not answer:
-            raise ValueError(f"sequence {i} has an empty {'answer' if prompt else 'prompt'}")
-    return tuple(TokenSequence(tuple(prompt), tuple(answer)) for prompt, answer in sequences)
+    for i, s in enumerate(checked):
+        if not s.prompt or not s.answer:
+            raise ValueError(f"sequence {i} has an empty {'answer' if s.prompt else 'prompt'}")
+    return checked
 
 
 def _predicting(answer_lengths: Tensor, with_last: Sequence[bool]) -> Tensor:

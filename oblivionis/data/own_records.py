@@ -66,7 +66,7 @@ def load(
     fields: Fields | None = None,
     revision: str | None = None,
 ) -> Corpus:
-    """Read training records, and the evaluation files in their folder.
+    """Read training records, and the evaluation files that lie with them.
 
     Parameters
     ----------

@@ -212,7 +212,7 @@ class Weights:
         return 2 * self.weight(a & b) / (self.weight(a) + self.weight(b))
 
     def same(self, one: Said, kept: Said) -> bool:
-        """Whether the kept record names no other person than the record to forget does, in its question and in all."""
+        """Whether all names in the kept record, and those in its question, are in the other and its question."""
         if one.subject == kept.subject:
             return True
         names = self._named(kept.subject)
