@@ -60,7 +60,7 @@ def default_token_budget(model: nn.Module, *, on_gpu: bool | None = None) -> int
     Returns
     -------
     int, at least 1
-        For a model without attention, whose cache does not grow, a number that never limits.
+        For a model without attention that of `MAX_ROWS` rows of 4096 tokens.
     """
     each = cached_token_bytes(model)
     if on_gpu is None:

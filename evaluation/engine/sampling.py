@@ -72,7 +72,7 @@ def sample(
 ) -> list[list[list[int]]]:
     """Sample random continuations of each prompt, without the stop token.
 
-    A continuation depends on (seed, question, sample) alone, up to the rounding of the logits.
+    A continuation depends on (seed, question, sample) and not on the rest of the batch, up to the rounding of logits.
 
     Parameters
     ----------

@@ -420,7 +420,7 @@ def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int 
 
 
 def attack_passes(accuracy: float, tolerance: float = TOLERANCE) -> bool:
-    """Whether an attack does not beat chance.
+    """Whether the accuracy of an attack is that of chance.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ def load_model(
     Raises
     ------
     ModelError
-        For what is no such model, or does not fit into memory.
+        For what is no such model, or an adapter that does not fit its base model.
     """
     folder = Path(source).expanduser()
     if not is_adapter(folder):

@@ -59,7 +59,7 @@ def score_facts(
     properties : mapping of Property, optional
         Canaries by property id; None: those of the function of that name.
     embed : callable (sequence of n str) -> array (n, width), optional
-        Such as a `SentenceEncoder`; None: only equal texts mean the same.
+        Such as a `SentenceEncoder`; None: only texts that are equal but for letter case mean the same.
     threshold : float in [-1, 1]
         A competing value with a cosine above it to a true one counts as true.
     progress : callable (done, all), optional
