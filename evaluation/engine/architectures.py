@@ -1,4 +1,4 @@
-"""Which ways of running a model give the model's own numbers: told by what the model is, never by trying.
+"""Which ways of running a model give the model's own numbers; decided by its type and configuration, not by trying.
 
 | way | for | sequences |
 | --- | --- | --- |
@@ -8,7 +8,7 @@
 | plain | all others: convolutions, state spaces, linear attention, anything unknown | of one length together |
 
 The lists below name transformers' model types. `tests/integration/test_architectures.py` holds each of them against
-transformers used one record at a time, and whatever is not in a list is run plainly.
+transformers used one record at a time; a type that is in no list is run plainly.
 """
 
 from __future__ import annotations
@@ -71,8 +71,16 @@ _ROPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"
 class Way:
     """How a model is run.
 
-    `name`: the way for sequences of at most `limit` tokens (None: of any length); `beyond`: the one for longer ones;
-    `reason`: what decides, in words.
+    Attributes
+    ----------
+    name : str
+        The way for sequences of at most `limit` tokens.
+    limit : int, optional
+        None: `name` is the way for sequences of any length.
+    beyond : str
+        The way for longer sequences.
+    reason : str
+        What decides, in words.
     """
 
     name: str
@@ -99,8 +107,13 @@ def way(model: nn.Module, device: str | None = None) -> Way:
 
     Parameters
     ----------
+    model : nn.Module
     device : str, optional
         The kind of device that it runs on, "cpu" or "cuda"; None where it lies.
+
+    Returns
+    -------
+    Way
 
     Raises
     ------
@@ -129,14 +142,32 @@ def way(model: nn.Module, device: str | None = None) -> Way:
 def is_known(model: nn.Module) -> bool:
     """Whether the model's type is in a list: it is causal, and its cache is right where it is run plainly.
 
-    With another one each token of an answer costs a pass over the whole sequence.
+    With another type, each token of an answer costs a pass over the whole sequence.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    bool
     """
     base: Any = base_model(model)
     return base.config.model_type in PACKED | PADDED | CACHED or llama.supports(model)
 
 
 def refusal(model: nn.Module) -> str | None:
-    """Why no way can be right for a model, in one line; None where one is."""
+    """Why no way can give the model's own numbers.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    str or None
+        One line; None if there is such a way.
+    """
     base: Any = base_model(model)
     text = getattr(base.config, "text_config", None) or base.config
     both = getattr(text, "use_bidirectional_attention", None) in (True, "all")
@@ -151,7 +182,20 @@ def refusal(model: nn.Module) -> str | None:
 
 
 def refused_type(kind: str, *, both: bool = False) -> str | None:
-    """Why a model type is refused, None where it is not. both: whether its attention looks at both sides."""
+    """Why a model type is refused.
+
+    Parameters
+    ----------
+    kind : str
+        transformers' model type.
+    both : bool
+        Whether its attention looks at both sides.
+
+    Returns
+    -------
+    str or None
+        One line; None if the type is not refused.
+    """
     if both or kind in MASKED:
         return f"{kind} is no causal language model: it reads what stands on both sides of a word"
     return f"{kind} is of no use here: {_OTHERS[kind]}" if kind in _OTHERS else None
@@ -176,7 +220,18 @@ def _not_known(base: Any) -> str | None:
 
 
 def attention_window(config: Any) -> int | None:
-    """Longest sequence without a sliding window or a chunk border, None where attention has neither."""
+    """Longest sequence without a sliding window or a chunk border.
+
+    Parameters
+    ----------
+    config : PreTrainedConfig
+        Of the language model.
+
+    Returns
+    -------
+    int or None
+        Tokens; None if attention has neither.
+    """
     if set(getattr(config, "layer_types", None) or ()) == {"full_attention"}:
         return None
     sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
@@ -184,7 +239,18 @@ def attention_window(config: Any) -> int | None:
 
 
 def longest_of_one_kind(config: Any) -> int | None:
-    """Up to how many tokens rotary frequencies do not depend on the longest sequence of a batch; None: never."""
+    """Longest sequence whose rotary frequencies do not depend on the longest sequence of its batch.
+
+    Parameters
+    ----------
+    config : PreTrainedConfig
+        Of the language model.
+
+    Returns
+    -------
+    int or None
+        Tokens; None if they never depend on it.
+    """
     limits = []
     for rope, settings in _ropes(config):
         if rope == "longrope":

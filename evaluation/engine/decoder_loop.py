@@ -15,7 +15,20 @@ SHARING = 4
 
 
 def decode_rows(model: nn.Module, work: Continuations, forward: RowForward) -> list[list[int]]:
-    """The tokens of every continuation, without the stop token; `forward` runs rows of tokens without padding."""
+    """The tokens of every continuation; rows that are finished make room for those that wait.
+
+    Parameters
+    ----------
+    model : nn.Module
+    work : Continuations
+    forward : RowForward
+        Runs rows of tokens without padding.
+
+    Returns
+    -------
+    list of lists of token ids
+        By number of the continuation, without the stop token.
+    """
     table = Table(_decoder(model, work, forward), work)
     logits: Tensor | None = None
     finished = counter("answers", len(table.produced))

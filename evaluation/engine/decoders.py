@@ -28,11 +28,25 @@ RowForward = Callable[[Tensor, Tensor, Layout, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Continuations:
-    """What is to be continued: of each prompt `copies` continuations of at most its limit of `limits` tokens.
+    """Prompts to continue, `copies` times each.
 
-    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, which `choose` is given. They end at a
-    token of `stops`. rows: how many run together at most; prompt_tokens: how many tokens of prompts may be in memory
-    where prompts are kept apart from their continuations.
+    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, which `choose` is given.
+
+    Attributes
+    ----------
+    prompts : sequence of token ids
+    limits : sequence of int
+        Most new tokens of each prompt's continuations.
+    copies : int, at least 1
+    stops : frozenset of int
+        Token ids at which a continuation ends.
+    choose : Choose
+        Picks the next tokens.
+    pad_id : int
+    rows : int, at least 1
+        Most continuations that run together.
+    prompt_tokens : int
+        Most tokens of prompts in memory, where prompts are kept apart from their continuations.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -54,7 +68,13 @@ class Continuations:
 
 
 class Decoder(Protocol):
-    """Rows of running sequences. Rows are numbered 0..size-1; new ones are added at the end."""
+    """Rows of running sequences, numbered 0..size-1; new ones are added at the end.
+
+    Attributes
+    ----------
+    size : int
+        How many rows run.
+    """
 
     size: int
 
@@ -228,7 +248,22 @@ class Step:
 def attend_few(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, dropout_p: float, scale: float | None
 ) -> Tensor:
-    """`scaled_dot_product_attention` for very few queries (R, H, n, D) of each row, where its blocks are too large."""
+    """`scaled_dot_product_attention` for very few queries of each row, where its blocks are too large.
+
+    Parameters
+    ----------
+    query : tensor (R, H, n, D)
+    key, value : tensor (R, H, m, D)
+    attn_mask : tensor that broadcasts to (R, H, n, m)
+        Added to the scores.
+    dropout_p : float in [0, 1)
+    scale : float or None
+        Of the scores; None: 1 / sqrt(D).
+
+    Returns
+    -------
+    tensor (R, H, n, D)
+    """
     flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
     scores = torch.bmm(flat_query, flat_key.transpose(1, 2)).mul_(query.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.view(*query.shape[:3], -1).add_(attn_mask).softmax(-1)
@@ -236,7 +271,20 @@ def attend_few(
 
 
 def prefill_parts(numbers: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The prompts to add, in groups of bounded prefill size."""
+    """The prompts to add, in groups of at most `PREFILL_TOKENS` tokens; a longer prompt is a group of its own.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+        Of the prompts to add.
+    prompts : sequence of token ids
+        All prompts.
+
+    Returns
+    -------
+    list of lists of int
+        Numbers of the prompts.
+    """
     parts: list[list[int]] = []
     used = PREFILL_TOKENS
     for i in numbers:

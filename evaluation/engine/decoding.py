@@ -19,9 +19,16 @@ MAX_ROWS = 1024
 
 
 def cached_token_bytes(model: nn.Module) -> int:
-    """Bytes of a token's keys and values in all layers; 0 for a model without attention.
+    """Bytes of a token's keys and values in all layers, counted as if all layers were like the usual one.
 
-    Where layers differ, as if all were like the usual one.
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    int
+        0 for a model without attention.
     """
     config = text_config(model)
 
@@ -42,9 +49,18 @@ def cached_token_bytes(model: nn.Module) -> int:
 
 
 def default_token_budget(model: nn.Module, *, on_gpu: bool | None = None) -> int:
-    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere; any number for a model without attention.
+    """Cached tokens that take about 1 GiB on a CPU and 8 GiB on a GPU.
 
-    on_gpu: None asks where the model is.
+    Parameters
+    ----------
+    model : nn.Module
+    on_gpu : bool, optional
+        None: where the model is.
+
+    Returns
+    -------
+    int, at least 1
+        For a model without attention that of `MAX_ROWS` rows of 4096 tokens.
     """
     each = cached_token_bytes(model)
     if on_gpu is None:
@@ -55,10 +71,29 @@ def default_token_budget(model: nn.Module, *, on_gpu: bool | None = None) -> int
 def table_size(
     budget: int, prompt: int, new: int, columns: int, copies: int, count: int, max_batch: int | None = None
 ) -> tuple[int, int]:
-    """Rows that run together, and the cached tokens that each costs at most.
+    """Size of a decoder's table.
 
-    `count` continuations of up to `new` tokens of prompts of up to `prompt` tokens, together at most `columns`; with
-    many `copies` of a prompt its keys and values lie in memory twice, not once per copy.
+    With many copies of a prompt, its keys and values lie in memory twice and not once per copy.
+
+    Parameters
+    ----------
+    budget : int
+        Most cached tokens.
+    prompt, new, columns : int
+        Most tokens of a prompt, of a continuation, and of a prompt with its continuation.
+    copies : int, at least 1
+        Continuations of each prompt that share its keys and values.
+    count : int
+        All continuations.
+    max_batch : int, optional
+        Most rows; None: `MAX_ROWS`.
+
+    Returns
+    -------
+    rows : int, at least 1
+        Continuations that run together.
+    cost : int
+        Most cached tokens of a row.
     """
     cost = new + -(-2 * prompt // copies) if copies > 1 else columns
     return max(1, min(budget // cost, max_batch or MAX_ROWS, count)), cost
@@ -112,28 +147,45 @@ def decode(
     ValueError
         For an empty prompt or a size below 1.
     """
+    if copies < 1 or (max_batch is not None and max_batch < 1) or (token_budget is not None and token_budget < 1):
+        raise ValueError("copies, max_batch and token_budget must be at least 1")
+    limits = _limits(prompts, max_new_tokens)
+    if not prompts:
+        return []
+    budget = default_token_budget(model) if token_budget is None else token_budget
+    keep_freed_memory()
+    with evaluation_mode(model), torch.inference_mode():
+        way, rows = _table(model, prompts, limits, copies, budget, max_batch, mode)
+        prompt_tokens = budget - rows * max(limits)
+        work = Continuations(prompts, limits, copies, frozenset(stop_ids), choose, pad_id, rows, prompt_tokens)
+        return backend(model, way, passes="many").decode(work)
+
+
+def _limits(prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]) -> list[int]:
+    """Most new tokens of each prompt; ValueError for an empty prompt or a limit below 1."""
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if any(not prompt for prompt in prompts):
         raise ValueError("cannot continue an empty prompt")
     if min(limits, default=1) < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if copies < 1 or (max_batch is not None and max_batch < 1) or (token_budget is not None and token_budget < 1):
-        raise ValueError("copies, max_batch and token_budget must be at least 1")
-    if not prompts:
-        return []
-    budget = default_token_budget(model) if token_budget is None else token_budget
-    longest, most = max(map(len, prompts)), max(limits)
+    return limits
+
+
+def _table(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    copies: int,
+    budget: int,
+    max_batch: int | None,
+    mode: str,
+) -> tuple[str, int]:
+    """The way to run the model, and how many continuations run together."""
     columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
-    keep_freed_memory()
-    with evaluation_mode(model), torch.inference_mode():
-        way = resolve_mode(model, mode, columns)
-        sharing = way in ("fused", "packed") and copies >= SHARING
-        count = len(prompts) * copies
-        rows, _ = table_size(budget, longest, most, columns, copies if sharing else 1, count, max_batch)
-        work = Continuations(
-            prompts, limits, copies, frozenset(stop_ids), choose, pad_id, rows, prompt_tokens=budget - rows * most
-        )
-        return backend(model, way, passes="many").decode(work)
+    way = resolve_mode(model, mode, columns)
+    sharing = copies if way in ("fused", "packed") and copies >= SHARING else 1
+    longest, count = max(map(len, prompts)), len(prompts) * copies
+    return way, table_size(budget, longest, max(limits), columns, sharing, count, max_batch)[0]
 
 
 def greedy(

@@ -20,9 +20,23 @@ from evaluation.engine.token_statistics import read_answers
 
 
 def resolve_mode(model: nn.Module, mode: str, max_length: int) -> str:
-    """The way to run sequences of at most max_length tokens: "fused", "packed", "padded" or "plain".
+    """The way to run sequences of at most so many tokens.
 
-    Raises ValueError for an unknown mode, for "fused" where it does not apply, and where no way is right.
+    Parameters
+    ----------
+    model : nn.Module
+    mode : {"auto", "fused", "packed", "padded", "plain"}
+    max_length : int
+        Tokens of the longest sequence.
+
+    Returns
+    -------
+    {"fused", "packed", "padded", "plain"}
+
+    Raises
+    ------
+    ValueError
+        For an unknown mode, for "fused" where it does not apply, and with "auto" where no way is right.
     """
     if mode not in MODES:
         raise ValueError(f"unknown packing mode {mode!r}, expected one of {', '.join(MODES)}")
@@ -32,37 +46,101 @@ def resolve_mode(model: nn.Module, mode: str, max_length: int) -> str:
 
 
 def kept_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
-    """Logits (K, V) at the row places `batch.keep`; differentiable, in the model's dtype."""
+    """Logits at the row places `batch.keep`.
+
+    Parameters
+    ----------
+    model : nn.Module
+    batch : PackedBatch
+    mode : str
+
+    Returns
+    -------
+    tensor (K, V), in the model's dtype, differentiable
+    """
     return _backend(model, batch, mode, passes="many").logits(batch)
 
 
 def kept_logits_and_states(
     model: nn.Module, batch: PackedBatch, *, mode: str = "auto", layer: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`kept_logits` and, from the same pass, states (K, d) at the same places.
+    """`kept_logits` and, from the same pass, the hidden states at the same places.
 
-    layer: None: the states that enter the language-model head; else those that leave this decoder layer, from 0 or,
-    negative, from the last. Raises ValueError if there is no such layer.
+    Parameters
+    ----------
+    model : nn.Module
+    batch : PackedBatch
+    mode : str
+    layer : int, optional
+        States that leave this decoder layer, from 0 or, negative, from the last; None: those that enter the
+        language-model head.
+
+    Returns
+    -------
+    logits : tensor (K, V)
+    states : tensor (K, d)
+
+    Raises
+    ------
+    ValueError
+        If there is no such layer.
     """
     layer = None if layer is None else layer_index(model, layer)
     return _backend(model, batch, mode, passes="many").logits_and_states(batch, layer)
 
 
 def answer_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
-    """Logits (M, V) that predict each answer token, in the order of `batch.labels`; differentiable, model's dtype."""
+    """Logits that predict each answer token, in the order of `batch.labels`.
+
+    Parameters
+    ----------
+    model : nn.Module
+    batch : PackedBatch
+    mode : str
+
+    Returns
+    -------
+    tensor (M, V), in the model's dtype, differentiable
+    """
     logits = kept_logits(model, batch, mode=mode)
     return logits if batch.direct else logits[batch.rows]
 
 
 def answer_rows(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> AnswerRows:
-    """`answer_logits`, but without the logits where these can be made later, a few rows at a time; differentiable."""
+    """`answer_logits`, but without the logits where these can be made later, a few rows at a time.
+
+    Parameters
+    ----------
+    model : nn.Module
+    batch : PackedBatch
+    mode : str
+
+    Returns
+    -------
+    AnswerRows, differentiable
+    """
     return _backend(model, batch, mode).answer_rows(batch)
 
 
 def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str = "auto") -> Tensor:
-    """What leaves decoder layer `layer`, from 0, at each of the N row tokens: (N, d); differentiable.
+    """Hidden states that leave a decoder layer, at each of the N row tokens.
 
-    Raises ValueError if there is no such layer.
+    Parameters
+    ----------
+    model : nn.Module
+    batch : PackedBatch
+    layer : int
+        From 0.
+    mode : str
+
+    Returns
+    -------
+    tensor (N, d), differentiable
+
+    Raises
+    ------
+    ValueError
+        If there is no such layer.
     """
     layers = len(decoder_layers(model)[1])
     if not 0 <= layer < layers:
@@ -71,10 +149,25 @@ def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str 
 
 
 def packed_batch(model: nn.Module, sequences: Sequence[TokenSequence]) -> PackedBatch:
-    """The sequences on the model's device; what they begin with alike (a chat template's first words, a question) is
-    computed once where that pays, unless dropout draws numbers for each of them.
+    """The sequences in one row on the model's device.
 
-    On a GPU it never is: there the gradients of a shared token would be added up in another order each time.
+    On a CPU without dropout, tokens with which several sequences begin alike (a chat template's first words, a
+    question) are computed once where that pays. On a GPU they never are: the gradients of a shared token would be added
+    up in another order each time.
+
+    Parameters
+    ----------
+    model : nn.Module
+    sequences : sequence of TokenSequence
+
+    Returns
+    -------
+    PackedBatch
+
+    Raises
+    ------
+    ValueError
+        For an empty list, prompt or answer.
     """
     device = model_device(model)
     alone = device.type != "cpu" or _drops(model)
@@ -88,15 +181,41 @@ def _drops(model: nn.Module) -> bool:
 
 
 def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
-    """log p(answer token | everything before it), shape (M,), float32, in (-inf, 0]; differentiable."""
+    """log p(answer token | everything before it).
+
+    Parameters
+    ----------
+    model : nn.Module
+    batch : PackedBatch
+    mode : str
+
+    Returns
+    -------
+    tensor (M,), float32, in (-inf, 0], differentiable
+        Nats.
+    """
     return _backend(model, batch, mode).token_log_probs(batch)
 
 
 class Scorer:
-    """Likelihoods of answer tokens for many batches; the weights must stay as they are meanwhile. No gradients.
+    """Likelihoods of answer tokens for many batches, without gradients; the weights must stay as they are meanwhile.
 
-    workers: how many batches may be scored at once, each by a thread of its own (`side_by_side`). layer: which states
-    there are, as in `kept_logits_and_states`; raises ValueError if there is no such layer.
+    Parameters
+    ----------
+    model : nn.Module
+    mode : str
+    layer : int, optional
+        Which states there are, as in `kept_logits_and_states`.
+
+    Attributes
+    ----------
+    workers : int
+        How many batches may be scored at once, each by a thread of its own (`side_by_side`).
+
+    Raises
+    ------
+    ValueError
+        If there is no such layer, or the mode does not apply.
     """
 
     def __init__(self, model: nn.Module, mode: str = "auto", layer: int | None = None) -> None:
@@ -109,9 +228,23 @@ class Scorer:
     def __call__(
         self, batch: PackedBatch, *, states: bool = False, moments: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """log p (M,) float32 of every answer token, whether it is the likeliest, and if asked for states (K, d).
+        """Likelihoods of a batch's answer tokens, and what else is requested.
 
-        moments: the fourth is what `read_answers` says, (M, 2).
+        Parameters
+        ----------
+        batch : PackedBatch
+        states : bool
+            Also the states.
+        moments : bool
+            Also the moments of `read_answers`.
+
+        Returns
+        -------
+        log_probs : tensor (M,), float32
+        correct : tensor (M,), bool
+            Whether each token is the likeliest.
+        states : tensor (K, d) or None
+        moments : tensor (M, 2) or None
         """
         way = self._backends[self._way.of(batch.longest)]
         pieces, kept = way.pieces(batch, states=states, layer=self._layer)

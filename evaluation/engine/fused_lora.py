@@ -15,7 +15,21 @@ from evaluation.engine.models import each_module
 
 
 def effective_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s·B·A (out, in) from W (out, in), A (r, in) and B (out, r); differentiable in A and B."""
+    """W + s·B·A, the weight of a linear layer with its LoRA factors (Hu et al. 2022).
+
+    Parameters
+    ----------
+    weight : tensor (out, in)
+        W.
+    a : tensor (r, in)
+    b : tensor (out, r)
+    scale : float
+        s.
+
+    Returns
+    -------
+    tensor (out, in), differentiable in A and B
+    """
     return torch.addmm(weight, b, a, alpha=scale)
 
 
@@ -24,15 +38,32 @@ def is_cheaper(in_features: int, out_features: int, rank: int) -> bool:
 
     Per token, forward and backward: 3·in·out for the merged weight (product, gradient of input and of weight) against
     2·in·out + 3·r·(in + out) for the frozen weight and the two factors.
+
+    Parameters
+    ----------
+    in_features, out_features, rank : int
+
+    Returns
+    -------
+    bool
     """
     return in_features * out_features < 3 * rank * (in_features + out_features)
 
 
 def active_factors(module: nn.Module, *, mixed: bool = False) -> tuple[Tensor, Tensor, float] | None:
-    """(A, B, s) of a peft LoRA layer that computes exactly Wx + s·B(Ax), or None.
+    """The factors of a peft LoRA layer that computes exactly Wx + s·B(Ax).
 
-    None unless: a plain linear base layer of the factors' dtype (mixed: of any), one active and unmerged adapter of the
-    vanilla kind without bias, and dropout 0 or evaluation mode.
+    Parameters
+    ----------
+    module : nn.Module
+    mixed : bool
+        The base weight may have another dtype than the factors.
+
+    Returns
+    -------
+    (A, B, s) or None
+        None unless: a plain linear base layer, one active and unmerged adapter of the vanilla kind without bias, and
+        dropout 0 or evaluation mode.
     """
     if type(module) is not LoraLinear or type(module.base_layer) is not nn.Linear:
         return None
@@ -60,10 +91,19 @@ def _forward(module: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor
 
 @contextmanager
 def fused_lora(model: nn.Module) -> Iterator[int]:
-    """Within the context, LoRA layers of `model` use the merged form where `is_cheaper` says so; yields how many.
+    """Within the context, LoRA layers of `model` use the merged form where `is_cheaper` says so.
 
     Equal to peft up to rounding, in outputs and gradients. Each forward pass checks anew that the form applies
     (`active_factors`) and else runs peft's own. Module names, parameters and state dict stay as they are.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Yields
+    ------
+    int
+        How many layers use it.
     """
     changed: list[LoraLinear] = []
     for module in each_module(model):

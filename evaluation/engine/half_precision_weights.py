@@ -23,9 +23,18 @@ def multiplies_bfloat16() -> bool:
 
 
 def times(x: Tensor, weight: Tensor) -> Tensor:
-    """x·Wᵀ in float32 for x (N, in) float32 and W (out, in) of any precision.
+    """x·Wᵀ in float32.
 
-    In bfloat16, where the processor can, x is rounded to it. Otherwise only W is what it is rounded to.
+    In bfloat16, where the processor can, x is rounded to it; otherwise x keeps its precision.
+
+    Parameters
+    ----------
+    x : tensor (N, in), float32
+    weight : tensor (out, in), of any precision
+
+    Returns
+    -------
+    tensor (N, out), float32
     """
     if weight.dtype == torch.bfloat16 and multiplies_bfloat16():
         return F.linear(x.to(weight.dtype), weight).float()
@@ -33,7 +42,17 @@ def times(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def times_transposed(grad: Tensor, weight: Tensor) -> Tensor:
-    """g·W in float32 for g (N, out), as `times`."""
+    """g·W in float32, rounded as in `times`.
+
+    Parameters
+    ----------
+    grad : tensor (N, out), float32
+    weight : tensor (out, in), of any precision
+
+    Returns
+    -------
+    tensor (N, in), float32
+    """
     if weight.dtype == torch.bfloat16 and multiplies_bfloat16():
         return (grad.to(weight.dtype) @ weight).float()
     return grad @ weight.float()

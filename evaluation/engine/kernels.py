@@ -126,7 +126,7 @@ _few_pieces = False
 
 @contextmanager
 def few_pieces() -> Iterator[None]:
-    """Within, passes leave out the pieces between the second and the last, which take the same memory.
+    """Context in which passes leave out the pieces between the second and the last, which take the same memory.
 
     For tensors that hold no numbers: results are wrong otherwise.
     """
@@ -158,7 +158,20 @@ def _unit_backward(grad: Tensor, unit: Tensor, rstd: Tensor) -> Tensor:
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
-    """Rotary embedding of x (N, H, D) in place; cos, sin (N, 1, D/2)."""
+    """Rotary embedding (Su et al. 2021) of queries or keys, in place.
+
+    Parameters
+    ----------
+    x : tensor (N, H, D)
+    cos, sin : tensor (N, 1, D/2)
+    inverse : bool
+        Rotate back.
+
+    Returns
+    -------
+    tensor (N, H, D)
+        x.
+    """
     first, second = x.chunk(2, -1)
     before = first.clone()
     sign = 1.0 if inverse else -1.0
@@ -181,11 +194,21 @@ def forget_masks() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Sequences that attend together: `size` of them, padded to `prefix` shared tokens and `queries` own ones.
+    """Sequences that attend together, padded to `prefix` shared tokens and `queries` own ones.
 
-    rows: where the group's queries, keys and values begin in the gathered rows, and where they end; out: where its
-    results begin among all results; hidden (size, 1, 1, prefix + queries) or None: -inf at padded prefix tokens;
-    before (size·prefix,): the token of the row at each of the prefixes' places, whichever where padded.
+    Attributes
+    ----------
+    size : int
+        How many sequences.
+    prefix, queries : int
+    rows : tuple of 4 int
+        Where the group's queries, keys and values begin in the gathered rows, and where they end.
+    out : int
+        Where the group's results begin among all results.
+    hidden : tensor (size, 1, 1, prefix + queries), optional
+        -inf at padded prefix tokens.
+    before : tensor (size·prefix,), int
+        The token of the row at each of the prefixes' places; any token where padded.
     """
 
     size: int
@@ -206,9 +229,18 @@ class Group:
 class AttentionPlan:
     """How the heads of a packed row are gathered into groups of similar sequences, and how the results come back.
 
-    With rows of D numbers: gather: the row of the (N, H + 2·H_kv, D) tensor of queries, keys and values for each row
-    of all groups; scatter (N·H,): the row of the groups' results for each token and head; origin (N·3H,): the gathered
-    row of each token's queries, keys and values (of its own sequence), keys and values repeated for each query head.
+    Rows hold D numbers each.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+    gather : tensor, int
+        For each row of all groups its row in the (N, H + 2·H_kv, D) tensor of queries, keys and values.
+    scatter : tensor (N·H,), int
+        For each token and head its row in the groups' results.
+    origin : tensor (N·3H,), int
+        The gathered row of each token's queries, keys and values (of its own sequence), keys and values repeated for
+        each query head.
     """
 
     groups: tuple[Group, ...]

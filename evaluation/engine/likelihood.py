@@ -6,7 +6,7 @@ teacher-forced on the true prefix.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -62,9 +62,18 @@ def batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[l
 
 
 def ordered_batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[list[int]]:
-    """Batches of consecutive sequences, in the order given; sizes as those of `batches`.
+    """Batches of consecutive sequences, in the order given.
 
-    A prompt counts only where the sequence before in the batch does not begin with it.
+    Parameters
+    ----------
+    sequences : sequence of TokenSequence
+    token_budget : int
+        As in `batches`, but a prompt counts only where the sequence before in the batch does not begin with it.
+
+    Yields
+    ------
+    list of int
+        Indices of the sequences.
     """
     batch: list[int] = []
     used = 0
@@ -83,7 +92,17 @@ def ordered_batches(sequences: Sequence[TokenSequence], token_budget: int) -> It
 
 
 def default_token_budget(model: nn.Module) -> int:
-    """Tokens per batch such that the float32 logits take about 128 MiB on a CPU and 512 MiB elsewhere."""
+    """Tokens per batch such that the float32 logits take about 128 MiB on a CPU and 512 MiB on a GPU.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    int
+        256 to 4096 on a CPU, to 32768 on a GPU.
+    """
     logits = 2**25 if model_device(model).type == "cpu" else 2**27
     return min(max(logits // vocabulary_size(model), 256), 4096 if logits == 2**25 else 32768)
 
@@ -112,9 +131,8 @@ def score(
     token_budget : int, at least 1, optional
         Bounds the memory of a batch; None: `default_token_budget`.
     hidden : {"all", "last", "mean"}, optional
-        Hidden states of each sequence. "all": (num_tokens + 1, d) at the last prompt token and at every answer token
-        (state j predicts answer token j); "last": (d,) at the last answer token; "mean": (d,), the mean over the answer
-        tokens.
+        Hidden states of each sequence. "all": (num_tokens + 1, d) at the last prompt token and every answer token
+        (state j predicts answer token j); "last": (d,) at the last answer token; "mean": (d,), over all answer tokens.
     layer : int, optional
         States that leave this decoder layer, from 0 or, negative, from the last; None: those that enter the
         language-model head, after the last norm.
@@ -136,34 +154,40 @@ def score(
     ValueError
         For an empty list, prompt or answer, an unknown `hidden`, `layer` or `mode`, or a budget below 1.
     """
-    if hidden is not None and hidden not in POOLINGS:
-        raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")
     budget = default_token_budget(model) if token_budget is None else token_budget
     if budget < 1:
         raise ValueError(f"token_budget must be at least 1, got {budget}")
-    sequences = [TokenSequence(tuple(s[0]), tuple(s[1])) for s in sequences]
-    if not sequences:
-        raise ValueError("no sequences to score")
-    numbers: dict[TokenSequence, int] = {}
-    which = [numbers.setdefault(s, len(numbers)) for s in sequences]
-    found = Found(list(numbers), hidden, only, moments)
+    distinct, places = _distinct(sequences)
+    table = ScoreTable(distinct, hidden, only, moments)
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
-        scorer = Scorer(model, mode, layer)
-        device = model_device(model)
-        parts = (ordered_batches if ordered else batches)(found.sequences, budget)
-        scored = counter("likelihoods", len(found.sequences))
-
-        def work(indices: list[int]) -> None:
-            found.add(scorer, indices, device)
-            scored(len(indices))
-
-        side_by_side(work, parts, scorer.workers)
-    return found.scores().take(which)
+        parts = (ordered_batches if ordered else batches)(table.sequences, budget)
+        _score_all(Scorer(model, mode, layer), parts, table, model_device(model))
+    return table.scores().take(places)
 
 
-class Found:
-    """What is found of each of `sequences`, which are distinct; arguments as of `score`. Threads fill in their own."""
+def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:
+    """The distinct sequences, and the place of every sequence among them."""
+    numbers: dict[TokenSequence, int] = {}
+    places = [numbers.setdefault(TokenSequence(tuple(s[0]), tuple(s[1])), len(numbers)) for s in sequences]
+    if not places:
+        raise ValueError("no sequences to score")
+    return list(numbers), places
+
+
+def _score_all(scorer: Scorer, parts: Iterable[list[int]], table: ScoreTable, device: torch.device) -> None:
+    """Score batches of sequences side by side, and count them."""
+    scored = counter("likelihoods", len(table.sequences))
+
+    def work(indices: list[int]) -> None:
+        table.add(scorer, indices, device)
+        scored(len(indices))
+
+    side_by_side(work, parts, scorer.workers)
+
+
+class ScoreTable:
+    """Likelihoods and states of distinct sequences; arguments as of `score`. Each thread fills in its sequences."""
 
     def __init__(
         self,
@@ -172,6 +196,8 @@ class Found:
         only: Collection[TokenSequence] | None,
         moments: Collection[TokenSequence],
     ) -> None:
+        if hidden is not None and hidden not in POOLINGS:
+            raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")
         self.sequences, self._hidden, self._with_moments = sequences, hidden, set(moments)
         self._wanted = [hidden is not None and (only is None or s in only) for s in sequences]
         count = len(sequences)
@@ -200,7 +226,7 @@ class Found:
                     self._moments[i] = part.numpy()
 
     def scores(self) -> Scores:
-        """Of all sequences, once each was added."""
+        """Scores of all sequences, after each was added."""
         total = np.array([-x.sum(dtype=np.float64) for x in self.log_probs])
         count = np.array([x.size for x in self.log_probs], dtype=np.int64)
         states = None if self._hidden is None else tuple(self._states)

@@ -1,7 +1,7 @@
 """The forward pass of a Llama over a packed row on the CPU: the model's own weights, fewer operations.
 
-It leaves out what nobody reads (the last layer's feed-forward at prompt tokens, logits of prompt tokens), multiplies by
-queries, keys and values (by gate and up) at once, uses the cheaper of the two LoRA forms, and attends sequence by
+It leaves out what is never read (the last layer's feed-forward at prompt tokens, logits of prompt tokens), computes
+queries, keys and values (gate and up) in one product, uses the cheaper of the two LoRA forms, and attends sequence by
 sequence without padding. Results equal the model's own forward pass up to rounding.
 """
 
@@ -33,13 +33,25 @@ MERGED_BYTES = 1 << 31
 _LINEAR = (nn.Linear, LoraLinear)
 
 Product = Tensor | Adapted | tuple[nn.Module | Adapted, ...]
-"""Several linear layers on one input: their stacked matrix, or where that does not exist or pay their frozen matrices
-with the adapters beside them, or the modules."""
+"""Several linear layers on one input: their stacked matrix; or, where that does not exist or is slower, their frozen
+matrices with the adapters, or the modules."""
 
 
 def supports(model: nn.Module, device: str | None = None) -> bool:
-    """Whether `FusedLlama` applies: a plain Llama on the CPU without hooks, dropout, checkpointing; float32, or frozen
-    and kept in half precision. device: the kind of device, None where the model lies."""
+    """Whether `FusedLlama` applies: a plain Llama on the CPU without hooks, dropout or checkpointing.
+
+    Its weights are float32, or frozen and kept in half precision.
+
+    Parameters
+    ----------
+    model : nn.Module
+    device : str, optional
+        The kind of device, "cpu" or "cuda"; None where the model lies.
+
+    Returns
+    -------
+    bool
+    """
     base = base_model(model)
     if type(base) is not LlamaForCausalLM or (device or base.device.type) != "cpu":
         return False
@@ -76,8 +88,8 @@ def _is_known_layer(layer: Any) -> bool:
 def _is_special(module: nn.Module) -> bool:
     """Whether a module does more than its class says, or has weights that are stored as integers.
 
-    This is asked of every module before every pass: looking up an attribute that a module lacks takes as long as ten of
-    those that it has.
+    Called for every module before every pass: looking up an attribute that a module does not have takes ten times as
+    long as one that it has.
     """
     if module._forward_hooks or module._forward_pre_hooks or vars(module).get("gradient_checkpointing", False):
         return True

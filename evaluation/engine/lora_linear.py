@@ -66,7 +66,18 @@ def _places(b: Sequence[Tensor]) -> list[tuple[slice, slice]]:
 
 @dataclass(frozen=True, eq=False)
 class Adapted:
-    """The operands of `AdaptedProduct`."""
+    """The operands of `AdaptedProduct`.
+
+    Attributes
+    ----------
+    weight : tensor (Σ out_i, in)
+        Frozen, float32 or half precision.
+    a : tensor (L·r, in)
+        The A_i below each other.
+    b : tuple of L tensors (out_i, r)
+    scale : float
+        s.
+    """
 
     weight: Tensor
     a: Tensor
@@ -78,10 +89,18 @@ class Adapted:
 
 
 def adapted(modules: Sequence[nn.Module], *, half: bool) -> Adapted | None:
-    """`modules` as one product; None unless all are LoRA layers (`active_factors`) of frozen, bias-free linear ones
-    with one scale.
+    """Linear layers on one input as one product.
 
-    half: multiply by copies of the weights in bfloat16, which are kept until a weight changes. Else a single module.
+    Parameters
+    ----------
+    modules : sequence of nn.Module
+    half : bool
+        Multiply by copies of the weights in bfloat16, which are kept until a weight changes; else a single module only.
+
+    Returns
+    -------
+    Adapted or None
+        None unless all are LoRA layers (`active_factors`) of frozen, bias-free linear ones with one scale.
     """
     found = [active_factors(module, mixed=True) for module in modules]
     factors = [f for f in found if f is not None]
@@ -98,7 +117,18 @@ def adapted(modules: Sequence[nn.Module], *, half: bool) -> Adapted | None:
 
 
 def half_copy(module: nn.Module, weights: Sequence[Tensor]) -> Tensor:
-    """`weights` below each other in bfloat16, kept by `module`, the first of theirs, until one of them changes."""
+    """Weights below each other in bfloat16, kept until one of them changes.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The first of the modules; the copy lives as long as it does.
+    weights : sequence of tensor (out_i, in)
+
+    Returns
+    -------
+    tensor (Σ out_i, in), bfloat16
+    """
     versions = [number for weight in weights for number in (weight._version, id(weight))]
     known = _copies.get(module)
     if known is None or known[0] != versions:

@@ -16,29 +16,81 @@ T = TypeVar("T")
 
 
 def base_model(model: nn.Module) -> nn.Module:
-    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
+    """The Hugging Face model inside a PEFT wrapper, or the model itself.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    nn.Module
+    """
     unwrap = getattr(model, "get_base_model", None)
     return unwrap() if callable(unwrap) else model  # type: ignore[return-value]
 
 
 def text_config(model: nn.Module) -> Any:
-    """The configuration of the language model, also where it is a part of a larger one."""
+    """The configuration of the language model, also where it is a part of a larger model.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    PreTrainedConfig
+    """
     config: Any = base_model(model).config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether weights are stored as integers (bitsandbytes' 8-bit and 4-bit layers)."""
+    """Whether weights are stored as integers (bitsandbytes' 8-bit and 4-bit layers).
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    bool
+    """
     return any(not parameter.is_floating_point() for parameter in model.parameters())
 
 
 def vocabulary_size(model: nn.Module) -> int:
-    """Number of logits per position."""
+    """Number of logits per position.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    int
+    """
     return int(text_config(model).vocab_size)
 
 
 def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """Name of the list of decoder layers in `base_model(model)`, and the layers; ValueError if there are none."""
+    """The list of decoder layers.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    name : str
+        Of the list in `base_model(model)`.
+    layers : nn.ModuleList
+
+    Raises
+    ------
+    ValueError
+        If there is no such list.
+    """
     count = text_config(model).num_hidden_layers
     for name, module in base_model(model).named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -47,7 +99,23 @@ def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def layer_index(model: nn.Module, layer: int) -> int:
-    """Number of a decoder layer from 0; negative ones count from the last. ValueError if there is no such layer."""
+    """Number of a decoder layer from 0.
+
+    Parameters
+    ----------
+    model : nn.Module
+    layer : int
+        From 0 or, negative, from the last.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        If there is no such layer.
+    """
     count = len(decoder_layers(model)[1])
     if not -count <= layer < count:
         raise ValueError(f"the model has decoder layers 0 to {count - 1}, also -{count} to -1, not {layer}")
@@ -55,15 +123,32 @@ def layer_index(model: nn.Module, layer: int) -> int:
 
 
 def model_device(model: nn.Module) -> torch.device:
-    """Device of the model's first parameter: where token ids go."""
+    """Device of the model's first parameter: where token ids go.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    torch.device
+    """
     return next(model.parameters()).device
 
 
 def each_module(model: nn.Module) -> Iterator[nn.Module]:
-    """The model and all modules below it, one that is shared as often as it is there.
+    """The model and all modules below it; a shared one comes once per place.
 
     `Module.modules` passes each one up through a generator for every level above it: four times as slow, which counts
-    where every pass over a small model asks.
+    before every pass over a small model.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Yields
+    ------
+    nn.Module
     """
     left: list[nn.Module | None] = [model]
     while left:
@@ -74,7 +159,12 @@ def each_module(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context in eval mode; every module's own train or eval flag is restored afterwards."""
+    """Context in evaluation mode; every module's own train or eval flag is restored afterwards.
+
+    Parameters
+    ----------
+    model : nn.Module
+    """
     flags = [(module, module.training) for module in each_module(model)]
     if any(training for _, training in flags):
         model.eval()
@@ -87,9 +177,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def side_by_side(work: Callable[[T], object], items: Iterable[T], workers: int) -> None:
-    """Run work(item) for all items in parallel, by up to `workers` threads that share torch's threads among them.
+    """Run work(item) for all items in parallel, by threads that share torch's threads among them.
 
-    The first error of an item is raised after the running ones have ended; the others are left out then.
+    The first error of an item is raised after the running ones have ended; the items that wait are then left out.
+
+    Parameters
+    ----------
+    work : callable (item)
+    items : iterable
+    workers : int
+        Most threads.
     """
     threads = torch.get_num_threads()
     workers = min(workers, threads)
@@ -112,11 +209,21 @@ def side_by_side(work: Callable[[T], object], items: Iterable[T], workers: int) 
 
 @cache
 def keep_freed_memory(limit: int = 1 << 28) -> bool:
-    """Let the process keep up to `limit` freed bytes for the next update instead of giving them back; True if it does.
+    """Let the process keep freed memory for the next update instead of giving it back.
 
     On the CPU an update (or a scored batch) frees and takes again the same blocks of megabytes. By default glibc gives
     such blocks back to the kernel, which must clear each page anew: 6 to 11 % of the processor time of training a small
     model went into that. Other C libraries have no such switch and stay as they are.
+
+    Parameters
+    ----------
+    limit : int
+        Most bytes.
+
+    Returns
+    -------
+    bool
+        Whether the process does.
     """
     trim_threshold, mmap_threshold, largest_mmap_threshold = -1, -3, 1 << 25
     try:

@@ -50,13 +50,25 @@ class _Move(torch.autograd.Function):
 class CausalLayout:
     """B sequences of at most L tokens inside a row of N tokens.
 
-    gather (B*L,): row token at each padded place, 0 where there is none; scatter (N,): a padded place of each row
-    token; real (B*L, 1, 1): 1 at places that hold a token; shared: some row token lies in several sequences.
-
-    keys (T,): the row tokens of all sequences, one sequence after the other; spans: (start, stop, first, last) per
-    sequence whose row tokens start..stop belong to no sequence before it: they are the last ones among first..last,
-    which index `keys` if shared, else the row. Every row token lies between start and stop of one span.
-    plans: what kernels derive from the layout, kept for the next layer.
+    Attributes
+    ----------
+    size, max_length : int
+        B and L.
+    gather : tensor (B·L,), int
+        Row token at each padded place, 0 where there is none.
+    scatter : tensor (N,), int
+        A padded place of each row token.
+    real : tensor (B·L, 1, 1), bool
+        True at places that hold a token.
+    shared : bool
+        Whether some row token lies in several sequences.
+    keys : tensor (T,), int
+        The row tokens of all sequences, one sequence after the other.
+    spans : tuple of (start, stop, first, last)
+        Of each sequence whose row tokens start..stop belong to no sequence before it: they are the last ones among
+        first..last, which index `keys` if shared, else the row. Every row token lies in start..stop of one span.
+    plans : dict
+        What kernels derive from the layout, kept for the next layer.
     """
 
     size: int
@@ -91,7 +103,21 @@ class CausalLayout:
 
 
 def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
-    """Causal attention of (B, H, L, D) queries on (B, H_kv, L, D) keys and values; H a multiple of H_kv."""
+    """Causal attention.
+
+    Parameters
+    ----------
+    query : tensor (B, H, L, D)
+    key, value : tensor (B, H_kv, L, D)
+        H a multiple of H_kv.
+    scale : float or None
+        Of the scores; None: 1 / sqrt(D).
+    dropout : float in [0, 1)
+
+    Returns
+    -------
+    tensor (B, H, L, D)
+    """
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -104,7 +130,16 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both sequences begin with."""
+    """How many tokens both sequences begin with.
+
+    Parameters
+    ----------
+    first, second : sequence of int
+
+    Returns
+    -------
+    int
+    """
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return i
@@ -112,10 +147,18 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def prefix_tree(sequences: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """Place in the row of every token of every sequence, such that equal prefixes share their places.
+    """Places in a row for the tokens of sequences, such that equal prefixes share their places.
 
-    Places are numbered 0..N-1 without gaps, increasing along each sequence. Also returns how many tokens of each
-    sequence, its last ones and neighbours in the row, belong to it first.
+    Parameters
+    ----------
+    sequences : sequence of token ids
+
+    Returns
+    -------
+    places : list of lists of int
+        Of every token of every sequence: 0..N-1 without gaps, increasing along each sequence.
+    owned : list of int
+        How many tokens of each sequence, its last ones and neighbours in the row, belong to it first.
     """
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
     places: list[list[int]] = [[] for _ in sequences]
@@ -147,11 +190,27 @@ def _worth_sharing(sequences: Sequence[Sequence[int]]) -> bool:
 class PackedBatch:
     """B sequences packed into one row of N tokens; M answer tokens, predicted from K row places.
 
-    input_ids, position_ids (N,); lengths, answer_lengths (B,); keep (K,): row places whose logits are needed;
-    rows (M,): the entry of `keep` that predicts each answer token; state_rows (M + number of `last`): the same,
-    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer
-    tokens; segment (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the
-    sequences.
+    Answer tokens lie in the order of the sequences.
+
+    Attributes
+    ----------
+    sequences : tuple of B TokenSequence
+    input_ids, position_ids : tensor (N,), int
+    lengths, answer_lengths : tensor (B,), int
+        Tokens of prompt and answer, and of the answer.
+    layout : CausalLayout
+    keep : tensor (K,), int
+        Row places whose logits are needed.
+    rows : tensor (M,), int
+        The entry of `keep` that predicts each answer token.
+    state_rows : tensor (M + sequences built with `last`,), int
+        `rows`, followed in each sequence built with `last` by the entry of its last answer token.
+    labels : tensor (M,), int
+        The answer tokens.
+    segment : tensor (M,), int
+        The index of their sequence.
+    direct : bool
+        Whether `rows` is 0..K-1.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -176,18 +235,29 @@ class PackedBatch:
         share: bool | None = False,
         last: bool | Sequence[bool] = False,
     ) -> PackedBatch:
-        """Pack the sequences; share=True computes equal prefixes (a common prompt) once, None where that pays.
+        """Pack sequences.
 
-        The last answer token is only a label, so it is left out of the row unless `last`, one for all sequences or one
-        for each, asks for its state.
-        Raises ValueError for an empty list, an empty prompt or an empty answer.
+        The last answer token is only a label, so it is left out of the row unless `last` asks for its state.
+
+        Parameters
+        ----------
+        sequences : sequence of B TokenSequence
+        device : torch.device or str, optional
+        share : bool or None
+            Compute equal prefixes (a common prompt) once; None: where that pays.
+        last : bool or sequence of B bool
+            Keep the last answer token, of all sequences or of each.
+
+        Returns
+        -------
+        PackedBatch
+
+        Raises
+        ------
+        ValueError
+            For an empty list, prompt or answer.
         """
-        sequences = tuple(TokenSequence(tuple(s[0]), tuple(s[1])) for s in sequences)
-        if not sequences:
-            raise ValueError("cannot pack an empty list of sequences")
-        for i, s in enumerate(sequences):
-            if not s.prompt or not s.answer:
-                raise ValueError(f"sequence {i} has an empty {'answer' if s.prompt else 'prompt'}")
+        sequences = _checked(sequences)
         with_last = [last] * len(sequences) if isinstance(last, bool) else list(last)
         inputs = [
             s.prompt + (s.answer if whole else s.answer[:-1]) for s, whole in zip(sequences, with_last, strict=True)
@@ -200,10 +270,6 @@ class PackedBatch:
         if share:
             keep, state_rows = torch.unique(keep, return_inverse=True)
         answer_lengths = torch.tensor([len(s.answer) for s in sequences])
-        predicts = torch.ones(state_rows.numel(), dtype=torch.bool)
-        if any(with_last):
-            extra = torch.tensor(with_last)
-            predicts[(torch.cumsum(answer_lengths + extra, 0) - 1)[extra]] = False
         labels = _integers(s.answer for s in sequences)
         segment = torch.repeat_interleave(torch.arange(len(sequences)), answer_lengths)
         return cls(
@@ -214,7 +280,7 @@ class PackedBatch:
             answer_lengths=answer_lengths.to(device),
             layout=layout,
             keep=keep.to(device),
-            rows=state_rows[predicts].to(device),
+            rows=state_rows[_predicting(answer_lengths, with_last)].to(device),
             state_rows=state_rows.to(device),
             labels=labels.to(device),
             segment=segment.to(device),
@@ -232,10 +298,45 @@ class PackedBatch:
         return self.input_ids.numel()
 
 
+def _checked(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]:
+    """The sequences as tuples; ValueError for an empty list, prompt or answer."""
+    checked = tuple(TokenSequence(tuple(s[0]), tuple(s[1])) for s in sequences)
+    if not checked:
+        raise ValueError("cannot pack an empty list of sequences")
+    for i, s in enumerate(checked):
+        if not s.prompt or not s.answer:
+            raise ValueError(f"sequence {i} has an empty {'answer' if s.prompt else 'prompt'}")
+    return checked
+
+
+def _predicting(answer_lengths: Tensor, with_last: Sequence[bool]) -> Tensor:
+    """Which of the rows with a state predict an answer token: all but those of last answer tokens."""
+    extra = torch.tensor(with_last)
+    ends = torch.cumsum(answer_lengths + extra, 0)
+    predicts = torch.ones(int(ends[-1]), dtype=torch.bool)
+    predicts[(ends - 1)[extra]] = False
+    return predicts
+
+
 def row_layout(
     sequences: Sequence[Sequence[int]], *, share: bool, device: torch.device | str | None = None
 ) -> tuple[CausalLayout, Tensor, Tensor, list[list[int]]]:
-    """Layout, input ids (N,), position ids (N,) and the row places of every token of every sequence."""
+    """Put sequences into one row.
+
+    Parameters
+    ----------
+    sequences : sequence of token ids
+    share : bool
+        Compute equal prefixes once.
+    device : torch.device or str, optional
+
+    Returns
+    -------
+    layout : CausalLayout
+    input_ids, position_ids : tensor (N,), int
+    places : list of lists of int
+        The row place of every token of every sequence.
+    """
     sizes = [len(s) for s in sequences]
     ends = list(itertools.accumulate(sizes))
     if share:
@@ -280,6 +381,18 @@ def _integers(parts: Iterable[Sequence[int]]) -> Tensor:
 
 
 def sequence_nll(logp: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Token log-probabilities (M,) -> (sum, mean) of the negative log-likelihood per sequence, each (B,), in nats."""
+    """Negative log-likelihood of each sequence.
+
+    Parameters
+    ----------
+    logp : tensor (M,)
+        Log-probabilities of the answer tokens.
+    batch : PackedBatch
+
+    Returns
+    -------
+    total, mean : tensor (B,), at least 0
+        Sum and mean over the answer tokens, nats.
+    """
     total = logp.new_zeros(batch.answer_lengths.numel()).index_add(0, batch.segment, -logp)
     return total, total / batch.answer_lengths

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Watcher = Callable[[str, str, int, int], None]
-"""Is told which part is at work ("" where none was named), what it counts, how many are done and of how many; called
-from several threads, one at a time."""
+"""Called with the name of the part at work ("" where none was named), what it counts, how many are done and how many
+there are; from several threads, one at a time."""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 _part: ContextVar[str] = ContextVar("part", default="")
@@ -17,7 +17,12 @@ _part: ContextVar[str] = ContextVar("part", default="")
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
-    """Context in which `watcher` gets the progress of everything counted."""
+    """Context in which the progress of everything counted is reported.
+
+    Parameters
+    ----------
+    watcher : Watcher
+    """
     token = _watcher.set(watcher)
     try:
         yield
@@ -27,7 +32,12 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Context whose progress belongs to the part `name`; within another part that one is reported."""
+    """Context whose progress belongs to a part; within another part that one is reported.
+
+    Parameters
+    ----------
+    name : str
+    """
     token = None if _part.get() else _part.set(name)
     try:
         yield
@@ -37,7 +47,19 @@ def part(name: str) -> Iterator[None]:
 
 
 def counter(what: str, total: int) -> Callable[[int], None]:
-    """Make a function that adds to the number of done `what` of `total` and reports it; any thread may call it."""
+    """Make a function that counts and reports what is done; any thread may call it.
+
+    Parameters
+    ----------
+    what : str
+        What is counted, in words.
+    total : int
+
+    Returns
+    -------
+    callable (int)
+        Adds to the number done.
+    """
     watcher, name = _watcher.get(), _part.get()
     if watcher is None:
         return _ignore

@@ -23,18 +23,34 @@ Quantiser = Callable[[Tensor], Tensor]
 
 
 def int8(weight: Tensor) -> Tensor:
-    """(out, in) -> the same shape: each row in steps of its largest absolute value / 127, rounded to the nearest.
+    """Round each row to steps of its largest absolute value / 127.
 
     The weights of LLM.int8 (Dettmers et al. 2022, vector-wise), without outlier columns and with exact activations.
+
+    Parameters
+    ----------
+    weight : tensor (out, in)
+
+    Returns
+    -------
+    tensor (out, in), of the same dtype
     """
     step = weight.float().abs().amax(-1, keepdim=True) / 127
     return torch.where(step > 0, (weight.float() / step).round() * step, 0.0).to(weight.dtype)
 
 
 def nf4(weight: Tensor) -> Tensor:
-    """Any shape -> the same: 64 consecutive numbers share the largest absolute value, each takes the nearest of 16.
+    """Round 64 consecutive numbers to 16 multiples of their largest absolute value.
 
     NormalFloat of QLoRA (Dettmers et al. 2023, section 3 and appendix E), without double quantisation.
+
+    Parameters
+    ----------
+    weight : tensor of any shape
+
+    Returns
+    -------
+    tensor of that shape and dtype
     """
     code = nf4_code().to(weight.device)
     flat = weight.float().flatten()
@@ -47,7 +63,12 @@ def nf4(weight: Tensor) -> Tensor:
 
 @cache
 def nf4_code() -> Tensor:
-    """The 16 numbers of NF4 in [-1, 1], ascending: quantiles of the normal distribution, 8 above 0 and 7 below."""
+    """The 16 numbers of NF4: quantiles of the normal distribution, 8 above 0 and 7 below.
+
+    Returns
+    -------
+    tensor (16,), float32, ascending, in [-1, 1]
+    """
     above = norm.ppf(torch.linspace(_NF4_OFFSET, 0.5, 9)[:-1].double().numpy())
     below = -norm.ppf(torch.linspace(_NF4_OFFSET, 0.5, 8)[:-1].double().numpy())
     values = torch.tensor(sorted([*above, 0.0, *below]), dtype=torch.float64)
@@ -61,7 +82,16 @@ QUANTISERS: dict[str, Quantiser] = {"int8": int8, "nf4": nf4}
 def quantise_merged(model: nn.Module, quantiser: Quantiser) -> nn.Module:
     """Merge LoRA adapters into the base weights and quantise all linear layers but the language-model head.
 
-    Changes `model` for good and returns it without its adapters. The base weights must be ordinary numbers.
+    Parameters
+    ----------
+    model : nn.Module
+        Changed for good; its base weights must not be stored as integers.
+    quantiser : callable (tensor) -> tensor
+
+    Returns
+    -------
+    nn.Module
+        The model without its adapters.
     """
     plain = merged(model)
     head = getattr(base_model(plain), "get_output_embeddings", lambda: None)()

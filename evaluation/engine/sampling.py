@@ -72,43 +72,35 @@ def sample(
 ) -> list[list[list[int]]]:
     """Sample random continuations of each prompt, without the stop token.
 
-    A continuation depends on (seed, question, sample) and not on what else is in the batch, up to the rounding of the
-    logits.
+    A continuation depends on (seed, question, sample) and not on the rest of the batch, up to the rounding of logits.
 
     Parameters
     ----------
     model : nn.Module
     prompts : sequence of token ids
-    samples : int
+    samples : int, at least 1
         Continuations of each prompt.
-    max_new_tokens : int
-    stop_ids : collection of int
+    max_new_tokens, stop_ids
+        As in `decoding.decode`.
     rule : Rule, optional
     seed : int
     questions : sequence of int, optional
         Numbers that stand for the prompts; default 0, 1, …
-    first : int
-        The samples are numbered from here, so that two calls with first=0, samples=a and first=a, samples=b give what
-        one call with a + b gives.
+    first : int, at least 0
+        Number of the first sample: calls with first=0, samples=a and first=a, samples=b give what samples=a + b does.
     pad_id, token_budget, max_batch, mode
         As in `decoding.decode`.
 
     Returns
     -------
-    list of lists of token ids
-        result[prompt][sample].
+    list of lists of token ids, by prompt and sample
 
     Raises
     ------
     ValueError
         For a value out of range.
     """
-    if samples < 1 or first < 0:
-        raise ValueError(f"samples must be at least 1 and first at least 0, got {samples} and {first}")
-    numbers = np.arange(len(prompts)) if questions is None else np.asarray(questions)
-    if numbers.shape != (len(prompts),):
-        raise ValueError(f"{len(prompts)} prompts but {len(numbers)} question numbers")
-    chooser = Chooser(rule or Rule(), seed, numbers, samples, first)
+    chooser = Chooser(rule or Rule(), seed, _question_numbers(len(prompts), questions), samples, first)
     produced = decode(
         model,
         prompts,
@@ -124,10 +116,20 @@ def sample(
     return [produced[i * samples : (i + 1) * samples] for i in range(len(prompts))]
 
 
+def _question_numbers(prompts: int, questions: Sequence[int] | None) -> np.ndarray:
+    """The number that stands for each prompt."""
+    numbers = np.arange(prompts) if questions is None else np.asarray(questions)
+    if numbers.shape != (prompts,):
+        raise ValueError(f"{prompts} prompts but {len(numbers)} question numbers")
+    return numbers
+
+
 class Chooser:
     """Samples the next token of each running continuation, and keeps the history that the rule needs."""
 
     def __init__(self, rule: Rule, seed: int, questions: np.ndarray, samples: int, first: int) -> None:
+        if samples < 1 or first < 0:
+            raise ValueError(f"samples must be at least 1 and first at least 0, got {samples} and {first}")
         self.rule, self.seed, self.questions, self.samples, self.first = rule, seed, questions, samples, first
         self.steps = np.zeros(len(questions) * samples, np.int32)
         self.confidences = np.zeros(len(self.steps) if rule.confidence is not None else 0)
@@ -217,7 +219,19 @@ def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, *,
 
 
 def draw_nucleus(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
-    """As `draw` for probabilities (B, V) and any number of tokens within top_p: they are sorted, their ids are not."""
+    """As `draw`, for probabilities and any number of tokens within top_p: they are sorted, their ids are not.
+
+    Parameters
+    ----------
+    probability : tensor (B, V), float32
+    chance : tensor (B,), in [0, 1)
+    top_p : float in (0, 1]
+
+    Returns
+    -------
+    tensor (B,), int
+        Token ids.
+    """
     if probability.device.type == "cpu":
         rows = zip(probability.numpy(), chance.numpy(), strict=True)
         return torch.tensor([_draw_from_nucleus(row, number, top_p) for row, number in rows])
@@ -225,7 +239,19 @@ def draw_nucleus(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
 
 
 def draw_all_at_once(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
-    """As `draw_nucleus`, with one sort of all rows at once."""
+    """As `draw_nucleus`, with one sort of all rows at once.
+
+    Parameters
+    ----------
+    probability : tensor (B, V), float32
+    chance : tensor (B,), in [0, 1)
+    top_p : float in (0, 1]
+
+    Returns
+    -------
+    tensor (B,), int
+        Token ids.
+    """
     falling = probability.sort(-1, descending=True).values
     exact = falling.double()
     kept = exact.cumsum(-1) - exact < top_p

@@ -10,7 +10,15 @@ import numpy as np
 
 
 class TokenSequence(NamedTuple):
-    """A prompt and an answer as token ids; both non-empty, the answer ends with EOS if the record is complete."""
+    """A prompt and an answer as token ids.
+
+    Attributes
+    ----------
+    prompt : tuple of int
+        Not empty.
+    answer : tuple of int
+        Not empty; ends with EOS if the record is complete.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]

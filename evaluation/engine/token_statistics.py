@@ -16,10 +16,25 @@ _LEAST = -1e4  # Below it a probability is 0 in float32, and a logit of -inf tim
 def read_answers(
     pieces: Iterator[Tensor], batch: PackedBatch, *, moments: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """From consecutive rows of logits: log-probability (M,) of every answer token, whether it is the likeliest (M,).
+    """Likelihoods of answer tokens from the logits that predict them, a few rows at a time and in place.
 
-    moments: also mean and standard deviation (M, 2) of log p(v) over all tokens v drawn from the distribution p that
-    predicts each answer token; the mean is the negative entropy. Works in place, a few rows at a time.
+    Parameters
+    ----------
+    pieces : iterator of tensors (·, V)
+        Consecutive rows of the logits at `batch.keep`.
+    batch : PackedBatch
+    moments : bool
+        Also the moments.
+
+    Returns
+    -------
+    log_probs : tensor (M,), float32, at most 0
+        Nats.
+    correct : tensor (M,), bool
+        Whether each answer token is the likeliest.
+    moments : tensor (M, 2) or None
+        Mean and standard deviation of log p(v) over all tokens v drawn from the distribution p that predicts each
+        answer token; the mean is the negative entropy.
     """
     rows, order = batch.rows.sort()
     labels = batch.labels[order]

@@ -15,13 +15,24 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
 
 BISECTIONS = 60
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise ValueError unless 0 < alpha <= 1/2."""
+    """Check a significance level.
+
+    Parameters
+    ----------
+    alpha : float
+
+    Raises
+    ------
+    ValueError
+        Unless 0 < alpha <= 1/2.
+    """
     if not 0 < alpha <= 0.5:
         raise ValueError(f"alpha must lie in (0, 1/2], got {alpha}")
 
@@ -121,10 +132,8 @@ def binary_leakage_bound(successes: ArrayLike, n: int, alpha: float) -> float | 
         raise ValueError(f"successes must be one number or (questions,), got shape {count.shape}")
     if not ((count >= 0) & (count <= n) & (count == np.round(count))).all():
         raise ValueError(f"successes must be whole numbers in 0..{n}")
-    from scipy.stats import beta
-
     distinct, place = np.unique(count, return_inverse=True)
-    quantile = np.where(distinct == n, 1.0, beta.isf(alpha, distinct + 1, np.maximum(n - distinct, 1)))
+    quantile = np.where(distinct == n, 1.0, scipy.stats.beta.isf(alpha, distinct + 1, np.maximum(n - distinct, 1)))
     return _float_if_scalar(quantile[place].reshape(count.shape))
 
 

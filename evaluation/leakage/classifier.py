@@ -92,12 +92,12 @@ class Classifier:
         ----------
         source : str
             Folder or repository.
+        label, batch_size, device, template
+            As in the class.
         revision : str, optional
             Branch, tag or commit of the repository.
         dtype : torch.dtype
             Of the weights.
-        label, batch_size, device, template
-            As in the class.
 
         Returns
         -------

@@ -63,12 +63,12 @@ def _clipped_matches(owner: np.ndarray, grams: np.ndarray, texts: int) -> np.nda
     gram, text = np.divmod(keys, texts)
     order = np.lexsort((-counts, gram))
     gram, text, counts = gram[order], text[order], counts[order]
-    # Of each n-gram the entries stand together, the largest count first: for it the second is the largest elsewhere.
+    # Of each n-gram the entries stand together, the largest count first: for it the second is the largest of others.
     first = np.flatnonzero(np.diff(gram, prepend=-1))
     sizes = np.diff(first, append=len(gram))
-    elsewhere = np.repeat(counts[first], sizes)
-    elsewhere[first] = np.where(sizes > 1, counts[np.minimum(first + 1, len(gram) - 1)], 0)
-    return np.bincount(text, weights=np.minimum(counts, elsewhere), minlength=texts).astype(np.int64)
+    in_others = np.repeat(counts[first], sizes)
+    in_others[first] = np.where(sizes > 1, counts[np.minimum(first + 1, len(gram) - 1)], 0)
+    return np.bincount(text, weights=np.minimum(counts, in_others), minlength=texts).astype(np.int64)
 
 
 def _brevity_penalty(lengths: np.ndarray) -> np.ndarray:
@@ -104,5 +104,19 @@ def self_bleu(texts: Sequence[str]) -> float:
 
 
 def diversity(texts: Sequence[str]) -> float:
-    """Diversity, 1 − self-BLEU, in [0, 1]; larger: less repetition. ValueError for fewer than two texts."""
+    """Diversity of texts: 1 − self-BLEU; the larger, the less they repeat each other.
+
+    Parameters
+    ----------
+    texts : sequence of n >= 2 str
+
+    Returns
+    -------
+    float in [0, 1]
+
+    Raises
+    ------
+    ValueError
+        For fewer than two texts.
+    """
     return 1.0 - self_bleu(texts)

@@ -16,7 +16,14 @@ from evaluation.leakage.summary import Terms, summarise
 
 @dataclass(frozen=True)
 class Prompted:
-    """A question with the token ids of its prompt."""
+    """A question with its prompt.
+
+    Attributes
+    ----------
+    asked : Asked
+    prompt : tuple of int
+        Token ids.
+    """
 
     asked: Asked
     prompt: tuple[int, ...]

@@ -43,7 +43,7 @@ class Asked:
 class LeakageFunction(Protocol):
     """Maps n texts sampled for one question to their leakage, (n,) float64 in [0, 1]; 0 or 1 where `binary`.
 
-    Raises ValueError with the question's id where the question lacks what the function needs.
+    Raises ValueError with the question's id where it has not what the function needs.
     """
 
     @property
@@ -156,7 +156,21 @@ NAMES = tuple(_FUNCTIONS)
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ValueError:
-    """Error for an unknown name, with those nearest to it."""
+    """Make the error for an unknown name.
+
+    Parameters
+    ----------
+    what : str
+        What is named.
+    name : str
+    known : sequence of str
+        The names that there are.
+
+    Returns
+    -------
+    ValueError
+        Its message holds the names nearest to `name`, or all.
+    """
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(known)}"
     return ValueError(f"unknown {what} {name!r}, {hint}")

@@ -14,7 +14,14 @@ Direction = Literal["higher", "lower", "oracle"]
 
 @dataclass(frozen=True)
 class Group:
-    """A group of rows in the comparison table: its title, and its place from the top."""
+    """A group of rows in the comparison table.
+
+    Attributes
+    ----------
+    title : str
+    place : int
+        From the top; lower ones come first.
+    """
 
     title: str
     place: int = 80

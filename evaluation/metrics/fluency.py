@@ -95,7 +95,19 @@ class FluencyEvaluator:
 
 
 def without_end(answer: tuple[int, ...], session: EvaluationSession) -> tuple[int, ...]:
-    """The answer without its end token."""
+    """The answer without its end token.
+
+    Parameters
+    ----------
+    answer : tuple of int
+        Token ids.
+    session : EvaluationSession
+        Gives the end tokens.
+
+    Returns
+    -------
+    tuple of int
+    """
     return answer[:-1] if answer and answer[-1] in session.stop_ids else answer
 
 

@@ -1,9 +1,9 @@
-"""Membership inference: whether forget records can be told from holdout records, which the model never saw.
+"""Membership inference: whether an attack separates forget records from holdout records, which the model never saw.
 
 Every attack gives a text a score, larger where it takes the text for a training text. The AUC of forget against holdout
-records is the probability that a forget record scores higher, ties counted half: 1 if the attack always tells them
-apart, 0.5 if it cannot. The goal is not 0.5, since the two groups may differ by nature and a model may be pushed below
-it, but the AUC of the model that was trained without the forget records.
+records is the probability that a forget record scores higher, ties counted half: 1 if the attack separates them
+completely, 0.5 if it cannot. The goal is the AUC of the model that was trained without the forget records. It need not
+be 0.5, since the two groups may differ by nature, and unlearning can push a model's AUC below it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy
 
 from evaluation.engine.sequences import Scores, TokenSequence
 from evaluation.hook import EvaluationSession, Result
@@ -28,7 +29,17 @@ BLOCK = 1 << 22
 
 
 def zlib_length(text: str) -> int:
-    """Bytes of the UTF-8 text compressed by zlib at its default level."""
+    """Length of a text compressed by zlib at its default level.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    int
+        Bytes; the text is in UTF-8.
+    """
     return len(zlib.compress(text.encode("utf-8")))
 
 
@@ -135,10 +146,8 @@ def auc(members: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndar
     ValueError
         For an empty group or a NaN.
     """
-    from scipy.stats import rankdata
-
     x, y = _groups(members, others)
-    ranks = rankdata(np.concatenate([x, y]))
+    ranks = scipy.stats.rankdata(np.concatenate([x, y]))
     return float((ranks[: len(x)].sum() - len(x) * (len(x) + 1) / 2) / (len(x) * len(y)))
 
 
@@ -254,8 +263,6 @@ def auc_difference(
     ValueError
         As `auc`, and for groups of different sizes.
     """
-    from scipy.stats import t
-
     (x, y), (x_oracle, y_oracle) = _groups(*model), _groups(*oracle)
     if len(x) != len(x_oracle) or len(y) != len(y_oracle):
         raise ValueError(
@@ -268,9 +275,9 @@ def auc_difference(
     value = float(first[0].mean() - second[0].mean())
     spread = [np.var(a - b, ddof=1) / len(a) for a, b in zip(first, second, strict=True)]
     error = float(np.sqrt(sum(spread)))
-    width = float(t.ppf((1 + confidence) / 2, least - 1)) * error
+    width = float(scipy.stats.t.ppf((1 + confidence) / 2, least - 1)) * error
     if error > 1e-12:
-        p_value = float(2 * t.sf(abs(value) / error, least - 1))
+        p_value = float(2 * scipy.stats.t.sf(abs(value) / error, least - 1))
     else:
         p_value = 1.0 if abs(value) < 1e-12 else 2.0 ** (1 - least)
     return Difference(value, max(-1.0, value - width), min(1.0, value + width), p_value)
@@ -281,11 +288,9 @@ def _components(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Ties count half.
     """
-    from scipy.stats import rankdata
-
-    together = rankdata(np.concatenate([x, y]))
-    of_x = (together[: len(x)] - rankdata(x)) / len(y)
-    of_y = 1 - (together[len(x) :] - rankdata(y)) / len(x)
+    together = scipy.stats.rankdata(np.concatenate([x, y]))
+    of_x = (together[: len(x)] - scipy.stats.rankdata(x)) / len(y)
+    of_y = 1 - (together[len(x) :] - scipy.stats.rankdata(y)) / len(x)
     return of_x, of_y
 
 
@@ -417,11 +422,11 @@ def compared(
     both = [[i for i in model[key] if i in oracle.get(key, {})] for key in ("members", "others")]
     if not all(both):
         return {}
-    mine, theirs = (
-        tuple([found[key][i] for i in ids] for key, ids in zip(("members", "others"), both, strict=True))
-        for found in (model, oracle)
+    of_model, of_oracle = (
+        tuple([scores[key][i] for i in ids] for key, ids in zip(("members", "others"), both, strict=True))
+        for scores in (model, oracle)
     )
-    found = auc_difference(mine, theirs, confidence=confidence)  # type: ignore[arg-type]
+    found = auc_difference(of_model, of_oracle, confidence=confidence)  # type: ignore[arg-type]
     if found is None:
         return {}
     head = f"auc_{name}"

@@ -67,7 +67,17 @@ def few_shot(examples: Sequence[tuple[str, str]], question: str) -> str:
 
 
 def first_answer(text: str) -> str:
-    """The generated text up to a blank line or the next "Question", stripped of white space."""
+    """The generated text up to a blank line or the next "Question".
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    str
+        Without white space at its ends.
+    """
     return _END.split(text, maxsplit=1)[0].strip()
 
 

@@ -50,7 +50,12 @@ _TO_WORDS = bytes(
 
 @dataclass(frozen=True)
 class Rouge:
-    """ROUGE of n pairs: `precision`, `recall` and `f1`, arrays (n,) in [0, 1]."""
+    """ROUGE of n pairs.
+
+    Attributes
+    ----------
+    precision, recall, f1 : array (n,), in [0, 1]
+    """
 
     precision: np.ndarray
     recall: np.ndarray
@@ -72,13 +77,35 @@ def _stemmer() -> Any:
 
 
 def tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
-    """Words by rouge-score: lower-cased runs of a-z and 0-9; those of more than three characters are stemmed."""
+    """Words by rouge-score: lower-cased runs of a-z and 0-9.
+
+    Parameters
+    ----------
+    text : str
+    stemmed : bool
+        Words of more than three characters are stemmed (Porter).
+
+    Returns
+    -------
+    tuple of str
+    """
     found = _WORD.findall(text.lower())
     return tuple(map(_stem, found) if stemmed else found)
 
 
 def unicode_tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
-    """Words of a text in any script; only words of a-z and 0-9 are stemmed."""
+    """Words of a text in any script.
+
+    Parameters
+    ----------
+    text : str
+    stemmed : bool
+        Words of a-z and 0-9 are stemmed.
+
+    Returns
+    -------
+    tuple of str
+    """
     found = words(text)
     return tuple(_stem(word) if word.isascii() else word for word in found) if stemmed else found
 
@@ -114,7 +141,16 @@ CHARACTERS = {stemmed: Characters(stemmed) for stemmed in (True, False)}
 
 
 def current_characters(stemmed: bool) -> Characters:
-    """The dictionary of this process, renewed after `KEPT_WORDS` words; strings of two are not comparable."""
+    """The dictionary of this process, renewed after `KEPT_WORDS` words; strings of two dictionaries are not comparable.
+
+    Parameters
+    ----------
+    stemmed : bool
+
+    Returns
+    -------
+    Characters
+    """
     characters = CHARACTERS[stemmed]
     if characters.size > KEPT_WORDS:
         characters = CHARACTERS[stemmed] = Characters(stemmed)
@@ -131,7 +167,17 @@ def _encoded_any(texts: list[str], characters: Characters) -> list[str]:
 
 
 def encode_texts(texts: list[str], characters: Characters) -> list[str]:
-    """Encode each of at least one text as the characters of its words."""
+    """Encode texts as the characters of their words.
+
+    Parameters
+    ----------
+    texts : list of n >= 1 str
+    characters : Characters
+
+    Returns
+    -------
+    list of n str
+    """
     # str.lower makes ASCII letters of two characters that are not ASCII; what is ASCII is lower-cased below.
     joined = "\0".join([text if text.isascii() else text.lower() for text in texts])
     if joined.count("\0") >= len(texts):
@@ -146,7 +192,16 @@ def _lengths(items: Sequence[str]) -> np.ndarray:
 
 
 def slices_of(sizes: np.ndarray) -> Iterator[slice]:
-    """Consecutive slices of a total size of at most `CHUNK`, or of one item that is larger."""
+    """Consecutive slices of a total size of at most `CHUNK`; a larger item is a slice of its own.
+
+    Parameters
+    ----------
+    sizes : array (n,), int
+
+    Yields
+    ------
+    slice
+    """
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
@@ -307,7 +362,19 @@ def rouge_by(rule: str, predictions: Sequence[str], references: Sequence[str], *
 
 
 def rule_for(truth: str, rule: str) -> str:
-    """`rule` where it can measure a true text, else words of any script; for single answers."""
+    """The rule by which a single answer is measured.
+
+    Parameters
+    ----------
+    truth : str
+        The true text.
+    rule : {"paper", "any_script"}
+
+    Returns
+    -------
+    str
+        `rule` where it can measure the true text, else words of any script.
+    """
     return rule if measurable(truth, rule) else ANY_SCRIPT
 
 
@@ -376,5 +443,15 @@ def left_out(truths: Mapping[str, Sequence[str]], rule: str) -> list[str]:
 
 
 def or_none(scores: np.ndarray) -> list[float | None]:
-    """The scores (n,) as plain values, None for NaN."""
+    """Scores as plain values.
+
+    Parameters
+    ----------
+    scores : array (n,)
+
+    Returns
+    -------
+    list of n float or None
+        None for NaN.
+    """
     return [None if np.isnan(score) else float(score) for score in scores]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy
 
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
@@ -78,7 +79,7 @@ def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarr
     Returns
     -------
     array (n,), at least 0, or None
-        None where the log lacks the losses.
+        None where the log has no losses.
 
     Raises
     ------
@@ -95,6 +96,12 @@ def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarr
 
 def rouge_recalls(log: Log, name: str) -> np.ndarray | None:
     """ROUGE-L recall of each generated answer by the paper's rule (Oblivionis eq. 12), from the texts in the log.
+
+    Parameters
+    ----------
+    log : Log
+    name : str
+        Of the question set, one of `SECTIONS`.
 
     Returns
     -------
@@ -127,7 +134,7 @@ def _probabilities(log: Log, name: str) -> np.ndarray | None:
 
 
 def _truth_ratio_score(ratios: np.ndarray, name: str) -> float:
-    """Mean of min(TR, 1/TR) on the forget set, of max(0, 1 - TR) elsewhere (Oblivionis eq. 14)."""
+    """Mean of min(TR, 1/TR) on the forget set, of max(0, 1 - TR) on the other sets (Oblivionis eq. 14)."""
     if name == "forget":
         with np.errstate(divide="ignore"):
             return float(np.minimum(ratios, 1 / ratios).mean())
@@ -164,11 +171,9 @@ def forget_quality(ratios: Sequence[float] | np.ndarray, oracle: Sequence[float]
     ValueError
         For an empty sample.
     """
-    from scipy.stats import ks_2samp
-
     if len(ratios) == 0 or len(oracle) == 0:
         raise ValueError("forget quality needs truth ratios of the model and of the oracle")
-    test: Any = ks_2samp(ratios, oracle)
+    test: Any = scipy.stats.ks_2samp(ratios, oracle)
     return float(test.pvalue), float(test.statistic)
 
 
@@ -204,9 +209,7 @@ def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric"
         result.update(_measures(log, name, convention))
     names = [f"{measure} {TITLES[name]}" for measure in MEASURES for name in UTILITY_SETS]
     if all(name in result for name in names):
-        from scipy.stats import hmean
-
-        result["Model Utility"] = float(hmean([result[name] for name in names]))
+        result["Model Utility"] = float(scipy.stats.hmean([result[name] for name in names]))
     ratios = truth_ratios(log, "forget", convention)
     if oracle is not None and ratios is not None:
         expected = truth_ratios(oracle, "forget", convention)

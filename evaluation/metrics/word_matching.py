@@ -31,16 +31,33 @@ _UNSEEN = regex.compile(r"\p{Default_Ignorable_Code_Point}")
 
 
 def visible(text: str) -> str:
-    """`text` as a reader sees it: without invisible characters, and with spaces for those that show as a blank."""
+    """A text as a reader sees it: without invisible characters, and with spaces for those that show as a blank.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    str
+    """
     return text if text.isascii() else _UNSEEN.sub("", _BLANK.sub(" ", text))
 
 
 def folded(text: str) -> str:
-    """`text` in a normal form that is equal for texts of the same words.
+    """A text in a normal form that is equal for texts of the same words.
 
     As NFKC_Casefold (Unicode, section 3.13): letter case, compatibility forms (full-width letters, ligatures, composed
     and decomposed accents) and what is not `visible` do not matter. In addition, Arabic and Hebrew are without vowel
     points and stretching.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    str
     """
     if text.isascii():
         return text.lower()
@@ -49,12 +66,31 @@ def folded(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words of `text`, `folded`, in order; single graphemes in scripts without spaces; no punctuation, no symbols."""
+    """Words of a text, `folded`; single graphemes in scripts without spaces.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    tuple of str
+        In order, without punctuation and symbols.
+    """
     return _cut(folded(text))
 
 
 def words_as_written(text: str) -> tuple[str, ...]:
-    """As `words`, but only lower-cased: compatibility forms stay what they are."""
+    """As `words`, but only lower-cased: compatibility forms stay what they are.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    tuple of str
+    """
     return _cut(text.lower())
 
 

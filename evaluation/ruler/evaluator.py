@@ -26,7 +26,14 @@ POOLINGS = ("last", "mean")
 
 @dataclass(frozen=True)
 class Answered:
-    """A record, with its prompt and true answer as token ids."""
+    """A record as token ids.
+
+    Attributes
+    ----------
+    id : str
+    sequence : TokenSequence
+        Prompt and true answer.
+    """
 
     id: str
     sequence: TokenSequence
@@ -34,7 +41,15 @@ class Answered:
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """References of Lens 1: the same records in the original model and in the retrained (oracle) model of one seed."""
+    """References of Lens 1: the same records in two other models.
+
+    Attributes
+    ----------
+    original : Embedded
+        Of the original model, before unlearning.
+    oracle : Embedded
+        Of the retrained (oracle) model of one seed.
+    """
 
     original: Embedded
     oracle: Embedded
@@ -56,7 +71,7 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
     dict of float
         oracle_similarity, gap and shift.
     """
-    from evaluation.ruler.lenses import calibration_gap, oracle_similarity, representation_shift
+    from evaluation.ruler.lenses import calibration_gap, oracle_similarity, representation_shift  # needs torch
 
     original = references.original.take(model.forget_ids, model.retain_ids)
     oracle = references.oracle.take(model.forget_ids, model.retain_ids)
@@ -68,8 +83,17 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
 
 
 def lens_2(model: Embedded) -> PercentileRank:
-    """Lens 2: percentile ranks of the forget records in `model` (RULER, eqs. 5 to 7)."""
-    from evaluation.ruler.lenses import percentile_rank
+    """Lens 2: percentile ranks of the forget records (RULER, eqs. 5 to 7).
+
+    Parameters
+    ----------
+    model : Embedded
+
+    Returns
+    -------
+    PercentileRank
+    """
+    from evaluation.ruler.lenses import percentile_rank  # needs torch
 
     return percentile_rank(model.forget, model.retain)
 

@@ -10,7 +10,7 @@ import torch
 MEMORY = 2**30
 """Most bytes of the blocks at a time."""
 DIGITS = 11
-"""Decimals of a similarity, fewer than the about 13 that are right: equal ones tie, whatever the order of the sums."""
+"""Decimals of a similarity, fewer than the about 13 that are right: equal ones tie for any order of the sums."""
 
 
 def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +47,16 @@ def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: 
 
 
 def block_rows(block_size: int, dim: int) -> int:
-    """Records on each side of a block: `block_size` but 64 at least, or as many as MEMORY allows."""
+    """Records on each side of a block: `block_size` but 64 at least, or as many as MEMORY allows.
+
+    Parameters
+    ----------
+    block_size, dim : int
+
+    Returns
+    -------
+    int, at least 1
+    """
     block_size = max(block_size, 64)
     while block_size > 1 and block_bytes(block_size, dim) > MEMORY:
         block_size //= 2
@@ -55,17 +64,50 @@ def block_rows(block_size: int, dim: int) -> int:
 
 
 def block_bytes(rows: int, dim: int) -> int:
-    """Bytes of rows × rows cosines and of the unit vectors on both sides, each with a copy while it is scaled."""
+    """Bytes of rows × rows cosines and of the unit vectors on both sides, each with a copy while it is scaled.
+
+    Parameters
+    ----------
+    rows, dim : int
+
+    Returns
+    -------
+    int
+    """
     return 8 * rows * (rows + 4 * dim)
 
 
 def scaled(rows: torch.Tensor) -> torch.Tensor:
-    """The rows in float64, each divided by its largest magnitude, so that squares neither overflow nor vanish."""
+    """The rows, each divided by its largest magnitude, so that squares neither overflow nor vanish.
+
+    Parameters
+    ----------
+    rows : tensor (n, dim)
+        Without zero vectors.
+
+    Returns
+    -------
+    tensor (n, dim), float64, in [-1, 1]
+    """
     return rows.double() / rows.abs().amax(1, keepdim=True).double()
 
 
 def unit_blocks(records: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Blocks of at most `size` records: which ones, and their float64 unit vectors."""
+    """Blocks of unit vectors.
+
+    Parameters
+    ----------
+    records : tensor (n, dim)
+        Without zero vectors.
+    size : int
+        Most records of a block.
+
+    Yields
+    ------
+    rows : slice
+        Which records.
+    unit : tensor (·, dim), float64
+    """
     for start in range(0, len(records), size):
         unit = scaled(records[start : start + size])
         yield slice(start, start + len(unit)), unit.div_(torch.linalg.vector_norm(unit, dim=1, keepdim=True))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy
 
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
@@ -142,7 +143,17 @@ class NoiseBand:
 
 
 def effect_label(correlation: float) -> str:
-    """Size of a rank-biserial correlation in [-1, 1] in a word (`LABELS`); its sign does not count."""
+    """Size of a rank-biserial correlation in a word (`LABELS`).
+
+    Parameters
+    ----------
+    correlation : float in [-1, 1]
+        Its sign does not count.
+
+    Returns
+    -------
+    {"negligible", "small", "medium", "large"}
+    """
     return next(label for label, least in LABELS.items() if abs(correlation) >= least)
 
 
@@ -175,10 +186,8 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
     m = len(differences)
     if not m:
         return SignedRank(0.0, 1.0, 0, 0.0, 0.0)
-    from scipy.stats import rankdata, wilcoxon
-
-    test: Any = wilcoxon(differences)
-    positive = float(rankdata(np.abs(differences))[differences > 0].sum())
+    test: Any = scipy.stats.wilcoxon(differences)
+    positive = float(scipy.stats.rankdata(np.abs(differences))[differences > 0].sum())
     total = m * (m + 1) / 2
     w = min(positive, total - positive)
     return SignedRank(w, float(test.pvalue), m, 1 - 2 * w / total, 2 * positive / total - 1)
@@ -215,20 +224,7 @@ def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) 
     names = {group: code for code, group in enumerate(dict.fromkeys(groups))}
     codes = np.array([names[group] for group in groups])
     means = np.array([values[codes == code].mean() for code in range(len(names))])
-    within = values - means[codes]
-    scale = float(values.std())
-    level = TIE * float(np.abs(values).max())
-    fit: _Fit | str
-    if len(names) == 1:
-        fit = "one group only"
-    elif scale <= level:
-        fit = "all values are equal"
-    elif len(names) == len(values):
-        fit = "no group has more than one value"
-    elif float(within.std()) <= max(level, VANISHING * scale):
-        fit = "nothing varies within the groups"
-    else:
-        fit = _fit(values, codes, scale)
+    fit = _fit(values, codes, means)
     test = signed_rank(means, null)
     if isinstance(fit, str):
         note = f"singular fit: {fit}; Wilcoxon's test of the {len(names)} group means stands in (p {test.p:.3g})"
@@ -236,9 +232,7 @@ def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) 
     else:
         estimate, error, between, residual = fit.estimate, fit.standard_error, fit.between, fit.within
         z = (estimate - null) / error
-        from scipy.stats import t
-
-        p = float(2 * t.sf(abs(z), len(names) - 1))
+        p = float(2 * scipy.stats.t.sf(abs(z), len(names) - 1))
         icc = between / (between + residual)
         note = f"REML fit of {len(values)} values in {len(names)} groups: z {z:.3g}, p {p:.3g}, ICC {icc:.2f}"
     return MixedModel(
@@ -268,7 +262,22 @@ class _Fit:
     within: float
 
 
-def _fit(values: np.ndarray, codes: np.ndarray, scale: float) -> _Fit | str:
+def _fit(values: np.ndarray, codes: np.ndarray, means: np.ndarray) -> _Fit | str:
+    """The REML fit of values whose groups `codes` have these means, or in words why it is singular."""
+    scale = float(values.std())
+    level = TIE * float(np.abs(values).max())
+    if len(means) == 1:
+        return "one group only"
+    if scale <= level:
+        return "all values are equal"
+    if len(means) == len(values):
+        return "no group has more than one value"
+    if float((values - means[codes]).std()) <= max(level, VANISHING * scale):
+        return "nothing varies within the groups"
+    return _reml(values, codes, scale)
+
+
+def _reml(values: np.ndarray, codes: np.ndarray, scale: float) -> _Fit | str:
     """The REML fit, or in words why there is none. Fitted in units of the values' spread: tolerances are absolute."""
     from statsmodels.regression.mixed_linear_model import MixedLM  # a second to import
 
@@ -323,9 +332,7 @@ def post_hoc(values: Mapping[str, Mapping[str, Numbers]]) -> list[PairTest]:
             except ValueError as problem:
                 raise ValueError(f"{metric} of {first} and {second}: {problem}") from None
             tests.append((first, second, metric, test))
-    from scipy.stats import false_discovery_control
-
-    adjusted = false_discovery_control([test.p for *_, test in tests], method="bh")
+    adjusted = scipy.stats.false_discovery_control([test.p for *_, test in tests], method="bh")
     return [PairTest(*test, float(p)) for test, p in zip(tests, adjusted, strict=True)]
 
 
@@ -358,9 +365,7 @@ def noise_band(values: Numbers, confidence: float = 0.95) -> NoiseBand:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     n, mean = len(values), float(values.mean())
-    from scipy.stats import t
-
-    half = float(t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n))
+    half = float(scipy.stats.t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n))
     return NoiseBand(mean - half, mean + half, mean, n, confidence)
 
 
@@ -415,12 +420,24 @@ def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int 
 
 
 def attack_passes(accuracy: float, tolerance: float = TOLERANCE) -> bool:
-    """Whether the balanced accuracy of an attack is within the tolerance of chance, above or below."""
+    """Whether the accuracy of an attack is that of chance.
+
+    Parameters
+    ----------
+    accuracy : float in [0, 1]
+        Balanced accuracy.
+    tolerance : float, at least 0
+
+    Returns
+    -------
+    bool
+        Whether it is within the tolerance of 0.5, above or below.
+    """
     return abs(accuracy - CHANCE) <= tolerance + TIE
 
 
 def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
-    """The smallest threshold of the best balanced accuracy, halfway between two losses; −inf calls nobody a member."""
+    """The smallest threshold of the best balanced accuracy, halfway between two losses; −inf: no record is a member."""
     values = np.unique(np.concatenate([members, others]))
     caught = np.searchsorted(np.sort(members), values, "right") / len(members)
     wrong = np.searchsorted(np.sort(others), values, "right") / len(others)

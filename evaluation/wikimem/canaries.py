@@ -140,7 +140,18 @@ def _with_value(template: str, value: str, kind: str) -> str:
 
 
 def noun_phrase(value: str, kind: str) -> str:
-    """`value` with "the" before it where a sentence needs it, as the names of some countries, bodies and events do."""
+    """A value with "the" before it where a sentence needs it, as for some countries, bodies and events.
+
+    Parameters
+    ----------
+    value : str
+    kind : str
+        Kind of the value, one of `properties.KINDS`.
+
+    Returns
+    -------
+    str
+    """
     if kind == "animal":
         definite = value[:1].islower()
     elif kind == "work":

@@ -18,7 +18,9 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """Turns texts into embeddings of length 1, (n,) -> (n, width) float32; a text is embedded once.
+    """Turns texts into embeddings of length 1; a text is embedded once.
+
+    Called with n texts, it returns an array (n, width), float32.
 
     Attributes
     ----------
@@ -85,7 +87,18 @@ class SentenceEncoder:
 
 
 def in_package(name: str) -> str | None:
-    """Folder `model` of an installed package, named as on PyPI; None where there is none."""
+    """Folder `model` of an installed package.
+
+    Parameters
+    ----------
+    name : str
+        Of the package, as on PyPI.
+
+    Returns
+    -------
+    str or None
+        None where there is no such package, or no model in it.
+    """
     module = name.replace("-", "_")
     if Path(name).exists() or not module.isidentifier():
         return None

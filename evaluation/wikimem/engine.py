@@ -159,8 +159,7 @@ def score_facts(
     Parameters
     ----------
     model : nn.Module
-    tokenizer
-        Of transformers.
+    tokenizer : PreTrainedTokenizerBase
     facts : sequence of Fact
     asking : Asking
     counterfactuals : mapping of sequences of str, optional
@@ -173,8 +172,7 @@ def score_facts(
         As in `facts.true_values`.
     token_budget, mode
         As in `likelihood.score`.
-    progress : callable (done, all), optional
-        Called with numbers of sentences.
+    progress : Progress, optional
 
     Returns
     -------
@@ -184,31 +182,35 @@ def score_facts(
     Raises
     ------
     ValueError
-        For an unknown property, a property without counterfactuals, a name without look-alikes, or a sentence that is
-        too long for the model.
+        For a fact that cannot be scored, as in `prepared`, or a sentence that is too long for the model.
     """
     asked = prepared(facts, asking, counterfactuals, properties, facts if known is None else known)
     total, done = sum(a.size for a in asked), 0
-    found: dict[int, FactScore] = {}
+    scores: dict[int, FactScore] = {}
     for part in parts_of(asked):
-        numbers: dict[str, int] = {}
-        places = [
-            np.fromiter((numbers.setdefault(s, len(numbers)) for s in asked[i].sentences()), np.int64, asked[i].size)
-            for i in part
-        ]
-        size = sum(asked[i].size for i in part)
-
-        def report(scored: int, of: int, done: int = done, size: int = size) -> None:
-            if progress is not None:
-                progress(done + size * scored // of, total)
-
-        nll = sentence_nlls(model, tokenizer, list(numbers), token_budget=token_budget, mode=mode, progress=report)
-        found |= {
-            i: _scored(asked[i], nll[where].reshape(asked[i].shape), asking, embed, threshold)
-            for i, where in zip(part, places, strict=True)
-        }
+        sentences, places = _distinct_sentences([asked[i] for i in part])
+        size = sum(map(len, places))
+        report = _part_of(progress, done, size, total)
+        nll = sentence_nlls(model, tokenizer, sentences, token_budget=token_budget, mode=mode, progress=report)
+        for i, where in zip(part, places, strict=True):
+            scores[i] = _scored(asked[i], nll[where].reshape(asked[i].shape), asking, embed, threshold)
         done += size
-    return [found[i] for i in range(len(asked))]
+    return [scores[i] for i in range(len(asked))]
+
+
+def _distinct_sentences(asked: Sequence[_Asked]) -> tuple[list[str], list[np.ndarray]]:
+    """The distinct sentences of facts, and of each fact the places of its sentences among them."""
+    numbers: dict[str, int] = {}
+    places = [
+        np.fromiter((numbers.setdefault(s, len(numbers)) for s in fact.sentences()), np.int64, fact.size)
+        for fact in asked
+    ]
+    return list(numbers), places
+
+
+def _part_of(progress: Progress | None, done: int, size: int, total: int) -> Progress | None:
+    """Progress of `size` sentences as that of all `total`, of which `done` came before."""
+    return None if progress is None else lambda scored, of: progress(done + size * scored // of, total)
 
 
 def sentence_nlls(
@@ -296,7 +298,18 @@ def encoded(tokenizer: Any, sentences: Sequence[str], longest: int | None) -> li
 
 
 def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens."""
+    """Token ids of each text, without special tokens.
+
+    Parameters
+    ----------
+    tokenizer
+        Of transformers.
+    texts : list of str
+
+    Returns
+    -------
+    list of lists of int
+    """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None or fast.padding is not None or fast.truncation is not None:
         return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
@@ -357,7 +370,7 @@ def prepared(
     Raises
     ------
     ValueError
-        For a fact that cannot be scored.
+        For an unknown property, a property without counterfactuals, or a name without look-alikes.
     """
     values = built_in.counterfactuals() if counterfactuals is None else counterfactuals
     table: Any = built_in.properties() if properties is None else properties
@@ -386,7 +399,17 @@ def prepared(
 
 
 def parts_of(asked: Sequence[_Asked]) -> Iterator[list[int]]:
-    """Indices of facts in parts of up to `PART` sentences if possible; those of one property stay together."""
+    """Facts in parts of up to `PART` sentences; those of one property stay together, in a larger part if they must.
+
+    Parameters
+    ----------
+    asked : sequence of _Asked
+
+    Yields
+    ------
+    list of int
+        Indices of facts.
+    """
     groups: dict[str, list[int]] = {}
     for i, a in enumerate(asked):
         groups.setdefault(a.fact.property, []).append(i)

@@ -1,4 +1,4 @@
-"""Names that look like a given one but belong to nobody: S(h) of WikiMem, section 5.
+"""Names that look like a given one but belong to no person: S(h) of WikiMem, section 5.
 
 How a variant is made ("Jane Doe" gives "Enaj Doe" and "Jane Eod"):
 
@@ -12,7 +12,7 @@ How a variant is made ("Jane Doe" gives "Enaj Doe" and "Jane Eod"):
   same order, are rotated instead of reversed, by one, two, ... places ("Pele" gives "Elep", then "Elep" again, which is
   passed over, then "Lepe").
 
-No variant equals the name or another variant, whatever the letter case. Nothing is drawn by chance.
+No variant equals the name or another variant, letter case aside. Nothing is random.
 """
 
 from __future__ import annotations

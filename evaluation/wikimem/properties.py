@@ -91,7 +91,12 @@ class Property:
 
 @cache
 def properties() -> MappingProxyType[str, Property]:
-    """All properties by id, in the order of the file."""
+    """All properties by id, in the order of the file.
+
+    Returns
+    -------
+    mapping of Property
+    """
     rows = json.loads(Path(__file__).with_name("properties.json").read_text(encoding="utf-8"))
     found = [
         Property(**row | {"aliases": tuple(row["aliases"]), "paraphrases": tuple(row["paraphrases"])}) for row in rows
@@ -103,8 +108,12 @@ def properties() -> MappingProxyType[str, Property]:
 def counterfactuals() -> MappingProxyType[str, tuple[str, ...]]:
     """Built-in values of other people by property id, at least 100 each.
 
-    There are some for the properties of the fictitious authors and a few more; for the rest they come from elsewhere,
+    There are some for the properties of the fictitious authors and a few more; the rest are read from another source,
     such as a Wikidata dump (`read_counterfactuals`).
+
+    Returns
+    -------
+    mapping of tuples of str
     """
     return read_counterfactuals(Path(__file__).with_name(COUNTERFACTUALS_FILE))
 

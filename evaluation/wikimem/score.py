@@ -94,7 +94,7 @@ def memorization_strength(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
     Returns
     -------
     array (...), float64
-        NaN where nothing is memorised, and positive elsewhere.
+        Positive; NaN where nothing is memorised.
 
     Raises
     ------
@@ -190,7 +190,21 @@ class Summary:
 
 
 def summarize(pairs: Sequence[PairScore]) -> Summary:
-    """Summarise pairs; ValueError when there is none."""
+    """Summarise pairs of subject and property.
+
+    Parameters
+    ----------
+    pairs : sequence of PairScore
+
+    Returns
+    -------
+    Summary
+
+    Raises
+    ------
+    ValueError
+        Without pairs.
+    """
     if not pairs:
         raise ValueError("no pairs of subject and property to summarise")
     strengths = np.concatenate([pair.strength[pair.memorized] for pair in pairs])
@@ -208,12 +222,31 @@ def summarize(pairs: Sequence[PairScore]) -> Summary:
 
 
 def by_property(pairs: Iterable[PairScore]) -> dict[str, Summary]:
-    """Summary per property, in the order in which the properties first occur."""
+    """Summary per property, in the order in which the properties first occur.
+
+    Parameters
+    ----------
+    pairs : iterable of PairScore
+
+    Returns
+    -------
+    dict of Summary
+    """
     return _grouped((pair.property, pair) for pair in pairs)
 
 
 def by_cohort(pairs: Iterable[PairScore]) -> dict[str, Summary]:
-    """Summary per cohort, in the order in which the cohorts first occur; pairs without a cohort are left out."""
+    """Summary per cohort, in the order in which the cohorts first occur.
+
+    Parameters
+    ----------
+    pairs : iterable of PairScore
+        Those without a cohort are left out.
+
+    Returns
+    -------
+    dict of Summary
+    """
     return _grouped((pair.cohort, pair) for pair in pairs if pair.cohort is not None)
 
 

@@ -1,4 +1,4 @@
-"""What `oblivionis.FedTU` is given beside a Flower strategy: settings, sources of requests, listeners, who is who.
+"""Arguments of `oblivionis.FedTU` other than a Flower strategy: settings, sources of requests, listeners, node map.
 
 A node is addressed by its partition id. Its ClientApp answers `@app.query()` with a `MetricRecord` that has
 `PARTITION_ID`, `@app.train()` as Flower's strategies want it, and `@app.train("unlearn")` in the same way: the config

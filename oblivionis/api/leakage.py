@@ -51,15 +51,27 @@ __all__ = [
 class LeakageBounds:
     """What n sampled scores say about a question, as arrays () for one question and (Q,) for Q of them.
 
-    - `mean`, `std`, `max`: of the scores; std is that of the population.
-    - `ed`: mean + rho · std, without guarantee.
-    - `mu_lower`, `mu_upper`: bounds on the expected score, which hold together.
-    - `m_mu`: the upper bound alone, which is lower.
-    - `m_sigma`: upper bound on the standard deviation.
-    - `m_bin`: upper bound on the probability that an answer leaks, with a score of at least `leaks_from`.
-    - `samples`: n.
-    - `alpha`: each bound by itself holds with probability at least 1 - alpha for its question; with `family_wise` it
-      was divided by Q.
+    Source: Scholten et al. 2025, section 4.
+
+    Attributes
+    ----------
+    mean, std, max : array, in [0, 1]
+        Of the scores; std is that of the population.
+    ed : array, at least 0
+        mean + rho · std, without guarantee.
+    mu_lower, mu_upper : array, in [0, 1]
+        Bounds on the expected score, which hold together.
+    m_mu : array, in [0, 1]
+        The upper bound on the expected score alone, which is lower.
+    m_sigma : array, at least 0
+        Upper bound on the standard deviation.
+    m_bin : array, in (0, 1]
+        Upper bound on the probability that an answer leaks, with a score of at least `leaks_from`.
+    samples : int
+        n.
+    alpha : float in (0, 1/2]
+        Each bound by itself holds with probability at least 1 - alpha for its question; with `family_wise` it was
+        divided by Q.
     """
 
     mean: np.ndarray
@@ -85,15 +97,29 @@ def leakage_bounds(
 ) -> LeakageBounds:
     """Bounds on what answers leak, from any scores of independently sampled answers (Scholten et al. 2025, section 4).
 
-    - `scores`: n >= 1 numbers in [0, 1] of one question, (n,), or of each of Q questions, (Q, n); it does not matter
-      what scored them.
-    - `alpha`: significance, in (0, 1/2].
-    - `family_wise`: a bound holds for all questions at once (Bonferroni).
-    - `leaks_from`: from which score on an answer leaked, in (0, 1].
-    - `rho`: weight of the deviation in `ed`, >= 0.
+    Each bound is one of the functions of `oblivionis.leakage`, without a partition.
 
-    Each bound is one of the functions of `oblivionis.leakage`, without a partition. Raises ValueError for scores of
-    another shape, outside [0, 1] or NaN, and for settings out of range.
+    Parameters
+    ----------
+    scores : array (n,) or (Q, n), n >= 1, in [0, 1]
+        Of one question, or of each of Q questions; it does not matter what scored them.
+    alpha : float in (0, 1/2]
+        Significance.
+    family_wise : bool
+        A bound holds for all questions at once (Bonferroni).
+    leaks_from : float in (0, 1]
+        From which score on an answer leaked.
+    rho : float, at least 0
+        Weight of the deviation in `ed`.
+
+    Returns
+    -------
+    LeakageBounds
+
+    Raises
+    ------
+    ValueError
+        For scores of another shape, outside [0, 1] or NaN, and for settings out of range.
     """
     values = as_samples(scores)
     terms = Terms(alpha, family_wise, rho, leaks_from)

@@ -39,12 +39,27 @@ def load_model(
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """A causal language model in evaluation mode, and its tokenizer, which has a padding token.
 
-    - `source`: as `ModelLike`; safetensors only, and no code in a folder is run. A folder with a peft adapter gives
-      its base model with the adapter on it.
-    - `device`: `auto` takes a GPU when there is one.
-    - `revision`: a commit, tag or branch on the hub.
+    Parameters
+    ----------
+    source : str or Path
+        As `ModelLike`; safetensors only, and no code in a folder is run. A folder with a peft adapter gives its base
+        model with the adapter on it.
+    dtype : {"float32", "bfloat16", "float16"}
+        Of the weights.
+    device : {"auto", "cpu", "cuda"}
+        `auto` takes a GPU when there is one.
+    revision : str, optional
+        A commit, tag or branch on the hub.
 
-    Raises ModelError for what is no such model, or does not fit.
+    Returns
+    -------
+    model : nn.Module
+    tokenizer : PreTrainedTokenizerBase
+
+    Raises
+    ------
+    ModelError
+        For what is no such model, or an adapter that does not fit its base model.
     """
     folder = Path(source).expanduser()
     if not is_adapter(folder):
@@ -54,7 +69,22 @@ def load_model(
 
 
 def loaded(model: ModelLike) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """Model and tokenizer. Raises ModelError."""
+    """Model and tokenizer of any `ModelLike`.
+
+    Parameters
+    ----------
+    model : ModelLike
+
+    Returns
+    -------
+    model : nn.Module
+    tokenizer : PreTrainedTokenizerBase
+
+    Raises
+    ------
+    ModelError
+        For what is no model.
+    """
     if isinstance(model, str | Path):
         return load_model(model)
     if not (isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module)):
@@ -64,7 +94,23 @@ def loaded(model: ModelLike) -> tuple[nn.Module, PreTrainedTokenizerBase]:
 
 
 def records_of(rows: Rows, name: str) -> list[Record]:
-    """The rows as records. Raises DataError with every faulty row, by `name` and number from 0, and without any."""
+    """The rows as records.
+
+    Parameters
+    ----------
+    rows : Rows
+    name : str
+        Of the rows, in messages.
+
+    Returns
+    -------
+    list of Record
+
+    Raises
+    ------
+    DataError
+        With every faulty row, by `name` and number from 0; also without rows.
+    """
     problems: list[str] = []
     records: list[Record] = []
     if isinstance(rows, str | Mapping) or not rows:
@@ -89,6 +135,29 @@ def questions_of(
     max_length: int | None,
     on_overflow: str,
 ) -> list[Question]:
-    """The rows as token ids; max_length None: as many as the model has positions. Raises DataError."""
+    """The rows as token ids.
+
+    Parameters
+    ----------
+    rows : Rows
+    name : str
+        Of the rows, in messages.
+    model : nn.Module
+    tokenizer : PreTrainedTokenizerBase
+    template : PromptTemplate
+    max_length : int, optional
+        Most tokens of prompt and answer; None: as many as the model has positions.
+    on_overflow : {"error", "truncate"}
+        What becomes of longer ones.
+
+    Returns
+    -------
+    list of Question
+
+    Raises
+    ------
+    DataError
+        With every faulty row.
+    """
     limit = getattr(text_config(model), "max_position_embeddings", None) if max_length is None else max_length
     return tokenised(records_of(rows, name), tokenizer, template, max_length=limit, on_overflow=on_overflow)

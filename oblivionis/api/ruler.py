@@ -70,16 +70,33 @@ def representations(
     max_length: int | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
 ) -> np.ndarray:
-    """What a language model makes of records, (records, dim) float32, as the lenses take it (RULER, section 3).
+    """A language model's representations of records, as the lenses take them (RULER, section 3).
 
-    - `records`: rows with `question` and `answer`.
-    - `pooling`: the state of the last answer token, or the mean over the answer tokens.
-    - `layer`: of what leaves this decoder layer, from 0 or, negative, from the last; None: of what enters the
-      language-model head.
-    - `template`, `max_length`, `on_overflow`: as in `evaluate_model`.
+    Parameters
+    ----------
+    model : ModelLike
+    records : Rows
+        Rows with `question` and `answer`.
+    pooling : {"last", "mean"}
+        The state of the last answer token, or the mean over the answer tokens.
+    layer : int, optional
+        States that leave this decoder layer, from 0 or, negative, from the last; None: those that enter the
+        language-model head.
+    template, max_length, on_overflow
+        As in `evaluate_model`.
 
-    Raises ModelError for what is no model, DataError for faulty rows (all at once), ValueError for another pooling and
-    a layer that the model lacks.
+    Returns
+    -------
+    array (records, dim), float32
+
+    Raises
+    ------
+    ModelError
+        For what is no model.
+    DataError
+        For faulty rows (all at once).
+    ValueError
+        For another pooling, or a layer that the model does not have.
     """
     if pooling not in POOLINGS:
         raise ValueError(f"unknown pooling {pooling!r}, expected {' or '.join(POOLINGS)}")

@@ -25,11 +25,16 @@ from oblivionis.server.stages import planned_rounds
 class Run:
     """A run on disk.
 
-    - `path`: its directory.
-    - `metrics`: by stage that is complete, in the order of the reports, and by name the metrics of its final model with
-      the profile `full`: `metrics["unlearn"]["forget_prob"]`. They are those of the table that `simulate` prints.
-    - `failed`: the evaluations that failed, in any round, a line for each that says why. What they would have measured
-      is missing from `metrics`.
+    Attributes
+    ----------
+    path : Path
+        Its directory.
+    metrics : mapping of mappings of float
+        By stage that is complete, in the order of the reports, and by name the metrics of its final model with the
+        profile `full`: `metrics["unlearn"]["forget_prob"]`. They are those of the table that `simulate` prints.
+    failed : tuple of str
+        The evaluations that failed, in any round, a line for each that says why. What they would have measured is
+        missing from `metrics`.
     """
 
     path: Path
@@ -38,7 +43,21 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The run in a directory, whatever made it. Raises RunError where there is none."""
+        """The run in a directory, made by `simulate` or by a deployed federation.
+
+        Parameters
+        ----------
+        path : str or Path
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        RunError
+            Where there is no run.
+        """
         run = RunDirectory.open(Path(path))
         config = configuration.from_yaml(run.read_config(), run.config_place)
         evaluation = config.evaluation
@@ -49,16 +68,33 @@ class Run:
 def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), *, progress: bool = False) -> Run:
     """Run the stages of an experiment on simulated clients, as `oblivionis simulate` does, and open the run.
 
-    - `experiment`: a name in `conf/`, or the path of a YAML file.
-    - `overrides`: `key=value`, each a key of the configuration, such as `unlearning=my_loss.py` for a loss of your own,
-      or `output=FOLDER` for where the run's directory goes.
-    - `progress`: show on standard error what goes on.
+    Call it below `if __name__ == "__main__":`, since client processes may import the calling module. A run that broke
+    down or was interrupted goes on with `oblivionis simulate --resume`.
 
-    Call it below `if __name__ == "__main__":`, since client processes may import the calling module.
+    Parameters
+    ----------
+    experiment : str or Path
+        A name in `conf/`, or the path of a YAML file.
+    overrides : sequence of str
+        `key=value`, each a key of the configuration, such as `unlearning=my_loss.py` for a loss of your own, or
+        `output=FOLDER` for where the run's directory goes.
+    progress : bool
+        Show on standard error what goes on.
 
-    Raises ConfigError with every mistake in the configuration, other OblivionisErrors for what the user can mend,
-    RunFailed when the federation broke down and RunInterrupted after Ctrl-C; such a run goes on with
-    `oblivionis simulate --resume`.
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    ConfigError
+        With every mistake in the configuration.
+    RunFailed
+        When the federation broke down.
+    RunInterrupted
+        After Ctrl-C.
+    OblivionisError
+        For another mistake that the user can mend.
     """
     config = configuration.compose(experiment, overrides)
     permit_named(config, overrides)

@@ -45,18 +45,37 @@ def score_facts(
 ) -> list[FactScore]:
     """Calibrated scores, ranks and strengths of every fact, in their order (WikiMem, sections 4 and 5).
 
-    - `facts`: what is true of whom, by Wikidata's property ids.
-    - `asking`: how many canaries, competing values and look-alike names, and how much context; None: `Asking()`.
-    - `counterfactuals`: competing values by property id; None: those of the function of that name.
-    - `properties`: canaries by property id; None: those of the function of that name.
-    - `embed`: texts to embeddings (n, width), such as a `SentenceEncoder`: a competing value with a cosine above
-      `threshold` to a true one counts as true.
-    - `progress`: called with the sentences that are done, and all.
-
     `summarize` sums up the `pair` of each score.
 
-    Raises ModelError for what is no model, ValueError for an unknown property, a property without competing values, a
-    name without look-alikes, or a sentence that is too long for the model.
+    Parameters
+    ----------
+    model : ModelLike
+    facts : sequence of Fact
+        What is true of whom, by Wikidata's property ids.
+    asking : Asking, optional
+        How many canaries, competing values and look-alike names, and how much context; None: `Asking()`.
+    counterfactuals : mapping of sequences of str, optional
+        Competing values by property id; None: those of the function of that name.
+    properties : mapping of Property, optional
+        Canaries by property id; None: those of the function of that name.
+    embed : callable (sequence of n str) -> array (n, width), optional
+        Such as a `SentenceEncoder`; None: only texts that are equal but for letter case mean the same.
+    threshold : float in [-1, 1]
+        A competing value with a cosine above it to a true one counts as true.
+    progress : callable (done, all), optional
+        Called with numbers of sentences.
+
+    Returns
+    -------
+    list of FactScore
+
+    Raises
+    ------
+    ModelError
+        For what is no model.
+    ValueError
+        For an unknown property, a property without competing values, a name without look-alikes, or a sentence that is
+        too long for the model.
     """
     network, tokenizer = loaded(model)
     with fused_lora(network):

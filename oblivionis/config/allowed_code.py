@@ -1,6 +1,6 @@
 """Whose code a configuration may bring: what the user names by hand, and nothing that a run or a file says of itself.
 
-A configuration names code in one place, a loss by the path of its file (`unlearning.method`), and its SHA-256 beside it
+A configuration names code in one place, a loss by the path of its file (`unlearning.method`), and its SHA-256
 (`unlearning.code`), so that the hash of the configuration, which the ledgers of the run and of its nodes hold, is one
 of the code as well. It is run through `clients.own_code` alone.
 """
@@ -19,7 +19,7 @@ from oblivionis.errors import OblivionisError
 
 
 class CodeError(OblivionisError):
-    """Code that nobody named by hand, so that it is not executed, or that is not the run's."""
+    """Code that is not executed: the user did not name it, or it is not the run's."""
 
 
 def permit_named(config: Config, overrides: Sequence[str] | str, file: Path | None = None) -> None:

@@ -153,7 +153,7 @@ def _adapter(config: Config) -> Iterator[Problem]:
 
 @_reads("model.mode", "model.lora", "model.quantization", "stages", "unlearning.method")
 def _lora_kind(config: Config) -> Iterator[Problem]:
-    """Kinds of adapters where nobody can average, resize or draw them as asked."""
+    """Kinds of adapters that cannot be averaged, resized or sampled as requested."""
     lora = config.model.lora
     if config.model.mode == "full":
         return
@@ -682,9 +682,9 @@ def _lines_file(data: Data) -> Path | None:
 
 
 def _size(config: Config) -> int | None:
-    """Number of training records where the configuration tells it, else None."""
-    if (told := dataset_traits.of(config.data.name).records(config.data)) is not None:
-        return told
+    """Number of training records if the configuration or the file's lines give it, else None."""
+    if (declared := dataset_traits.of(config.data.name).records(config.data)) is not None:
+        return declared
     file = _lines_file(config.data)
     return None if file is None else row_files.count_lines(file)
 
@@ -921,7 +921,7 @@ def _request_file(config: Config) -> Iterator[Problem]:
 
 @_reads("privacy")
 def _privacy_values(config: Config) -> Iterator[Problem]:
-    """Values that a level of privacy lacks, or that it would not look at."""
+    """Values that a level of privacy needs and does not have, or has and would not use."""
     privacy = config.privacy
     given = [n for n in ("epsilon", "delta", "noise_multiplier", "clipping_norm") if getattr(privacy, n) is not None]
     if privacy.level == "none":
@@ -947,7 +947,7 @@ def _privacy_values(config: Config) -> Iterator[Problem]:
     *("data.holdout_authors", "data.reference_authors", "data.retain_authors", "data.forget_split"),
 )
 def _privacy_delta(config: Config) -> Iterator[Problem]:
-    """A δ that would allow to publish somebody's data as they are, or that nobody can choose."""
+    """A δ so large that a record may be published as it is, or no δ where none follows from the configuration."""
     level, delta = config.privacy.level, config.privacy.delta
     if level == "none":
         return

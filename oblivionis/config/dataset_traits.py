@@ -13,7 +13,7 @@ defaults of the keys of `data` that it reads. The module's literals say the rest
   with the program;
 - `ON_CLIENTS = True`: its records are on the clients' machines alone, and the server knows none;
 - `TEXTS = True`: its records are pieces of plain text, not questions and answers;
-- `REFERENCES`: the key of `data` that says which records nobody trains on;
+- `REFERENCES`: the key of `data` that says which records no client trains on;
 - `AUTHORS`, `QUESTIONS_PER_AUTHOR`: how many it has, each a number or the key of `data` that says it. Of a number of
   authors, `holdout_authors` and `reference_authors` are taken away; to as many as a key says they are added;
 - `FORGET_AUTHORS`: authors to forget, by `data.forget_split`;
@@ -88,17 +88,17 @@ class Dataset:
 
     @property
     def references(self) -> str:
-        """The key of `data` that says which records nobody trains on; empty: it has none."""
+        """The key of `data` that says which records no client trains on; empty: it has none."""
         return self.literals.get("REFERENCES", "")
 
     @property
     def invents(self) -> bool:
-        """Whether it makes as many authors as it is told to, and further ones besides."""
+        """Whether it makes as many authors as requested, and further ones that no client trains on."""
         return isinstance(self.literals.get("AUTHORS"), str)
 
     @property
     def withholds(self) -> bool:
-        """Whether authors on whom nobody trains are taken from those that it has."""
+        """Whether the authors that no client trains on are taken from those that it has."""
         return isinstance(self.literals.get("AUTHORS"), int)
 
     @property
@@ -112,7 +112,7 @@ class Dataset:
         return self.literals.get("ONLY", {}).get(self.name, {})
 
     def authors(self, data: Any) -> int | None:
-        """Authors whom somebody trains on, where the settings `data` (`schema.Data`) tell it."""
+        """Number of authors that clients train on, if the settings `data` (`schema.Data`) give it."""
         given = self.literals.get("AUTHORS")
         if not isinstance(given, int):
             return None if given is None else getattr(data, given)

@@ -12,11 +12,11 @@ Each is one code file and one YAML file of the same name:
 | dataset | `oblivionis/data/datasets/` | `conf/data/` | those of `data` |
 
 The YAML file has the keys and their defaults (under `params:` those of the first three). The code file may say more by
-literals at its top level, so that a mistake in a configuration is told before anything heavy is loaded:
+literals at its top level, so that a mistake in a configuration is reported before anything heavy is loaded:
 
     LIMITS = {"beta": {"help": "Inverse temperature.", "above": 0}, "questions": {"type": "int", "at_least": 1}}
 
-By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
+By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default is null;
 `optional: True` where null is allowed though it is not the default. What a loss and a protocol declare besides:
 `config.method_traits`; what a dataset does: `config.dataset_traits`. An unlearning method may be both a loss and a
 protocol, in two files of its name: what they say counts together.
@@ -132,11 +132,11 @@ def own_loss(method: str) -> Path | None:
 def code(kind: str, name: str) -> CodeFile:
     """What the code files `name` of a kind declare; nothing where there are none.
 
-    A loss of the user's own is read anew each time, and what it lacks to be one is among its problems.
+    A loss of the user's own is read anew each time; what is missing in it is among its problems.
     """
     if kind == "unlearning" and (file := own_loss(name)) is not None:
         found = _parse(file)
-        return found if found.problems else replace(found, problems=tuple(_lacks(file, found)))
+        return found if found.problems else replace(found, problems=tuple(_missing_parts(file, found)))
     files = code_files(kind, name)
     if not files:
         return CodeFile()
@@ -162,7 +162,7 @@ def defaults(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def problems() -> list[Problem]:
-    """What is wrong with the files of evaluators, attacks and datasets, whatever the configuration."""
+    """What is wrong with the files of evaluators, attacks and datasets, under any configuration."""
     found = [*settings("evaluator").values(), *settings("attack").values(), *(code("data", n) for n in names("data"))]
     return [problem for own in found for problem in own.problems]
 
@@ -180,7 +180,7 @@ def _settings(kind: str, file: Path) -> Settings:
     return Settings(own, content, places, (*found, *own.problems))
 
 
-def _lacks(file: Path, found: CodeFile) -> Iterator[Problem]:
+def _missing_parts(file: Path, found: CodeFile) -> Iterator[Problem]:
     """What keeps a file of the user's from being a loss."""
     place = display(file)
     if not found.quantities:

@@ -12,7 +12,7 @@ READS = ("federation", "unlearning", "strategy.name", "model.lora.aggregation", 
 
 
 def late_clients(config: Config) -> Iterator[Problem]:
-    """Rounds that go on without clients that are slow, where all must be in them, or nobody is left to ask."""
+    """Rounds that do not wait for slow clients, where every client must take part or no other is left."""
     federation, secure = config.federation, config.federation.secure_aggregation.enabled
     given = {
         "deadline": (federation.deadline is not None, "null"),

@@ -25,7 +25,7 @@ def is_loss(method: str) -> bool:
 
 
 def has_retain_choice(method: str) -> bool:
-    """Whether its retain term is whatever `unlearning.retain_loss` says."""
+    """Whether `unlearning.retain_loss` chooses its retain term."""
     return "retain_loss" in _code(method).quantities
 
 
@@ -77,7 +77,7 @@ def per_record() -> list[str]:
 
 
 def asks_others(method: str) -> bool:
-    """Whether the other clients train beside those that unlearn, each one's update being needed by itself."""
+    """Whether the other clients train in the same round as those that unlearn, and their single updates are needed."""
     return bool(_code(method).literals.get("OTHERS"))
 
 

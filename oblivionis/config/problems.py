@@ -11,8 +11,18 @@ from dataclasses import dataclass
 class Problem:
     """One thing that is wrong.
 
-    `path` is the dotted key (or the override, or the file) at fault, `message` what is wrong with it, `expected` what
-    would be right, `hint` the nearest known name or a way out, `where` the file and line or the override.
+    Attributes
+    ----------
+    path : str
+        The dotted key (or the override, or the file) at fault.
+    message : str
+        What is wrong with it.
+    expected : str
+        What would be right.
+    hint : str
+        The nearest known name, or what to do.
+    where : str
+        The file and line, or the override.
     """
 
     path: str
@@ -29,7 +39,17 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A configuration with problems; `problems` holds every one of them."""
+    """A configuration with problems.
+
+    Parameters
+    ----------
+    problems : iterable of Problem
+
+    Attributes
+    ----------
+    problems : list of Problem
+        Every one of them.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: list[Problem] = list(problems)

@@ -520,7 +520,7 @@ class Requests:
 
 @dataclass
 class Entropy:
-    """Entropy optimisation: a term beside the loss of any method (Scholten et al. 2025, eq. of section 5)."""
+    """Entropy optimisation: a term added to the loss of any method (Scholten et al. 2025, eq. of section 5)."""
 
     forget: float = field(
         default=0.0,

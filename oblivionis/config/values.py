@@ -58,7 +58,7 @@ def brought() -> dict[str, str]:
 
 
 def brought_problems() -> list[Problem]:
-    """What is wrong with the files of evaluators and attacks, whatever the configuration."""
+    """What is wrong with the files of evaluators and attacks, under any configuration."""
     found = extension_traits.problems()
     for section, kind in brought().items():
         cls = typing.get_type_hints(Config)[section]
@@ -128,7 +128,7 @@ def check_values(
     """The values that are right, by dotted path, and a problem for each key that is unknown or has a wrong value.
 
     `origins` says for a dotted path where its value was given; it is named in the problem. `more` are known paths
-    beside the schema's, for hints.
+    in addition to the schema's, for hints.
     """
     good: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -166,11 +166,11 @@ def known_below(section: str) -> list[str]:
 
 
 def unknown_key(path: str, where: str = "", more: Iterable[str] = ()) -> Problem:
-    """The problem of a key that the schema lacks, with the nearest known key.
+    """The problem of a key that is not in the schema, with the nearest known key.
 
-    A slip of the pen in the section's own names is nearest, then a key of the same name elsewhere (`learning_rate`:
-    `training.learning_rate`), then a similar name in the section, then one anywhere. `more` are known paths beside
-    the schema's: a method's hyperparameters.
+    A misspelt name of the section is nearest, then a key of the same name in another section (`learning_rate`:
+    `training.learning_rate`), then a similar name in the section, then one anywhere. `more` are known paths in
+    addition to the schema's: a method's hyperparameters.
     """
     section, _, name = path.rpartition(".")
     while section and section not in SECTIONS and section not in KEYS:

@@ -18,7 +18,7 @@ from oblivionis.files import read_bytes
 
 
 def conf_folder(package: Path) -> Path:
-    """The folder of the configurations that ship: inside the package in a wheel, else beside it."""
+    """The folder of the configurations that ship: inside the package in a wheel, else next to it."""
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 

@@ -12,7 +12,7 @@ from oblivionis.data.records import Corpus
 def perturbed_answers(corpus: Corpus) -> dict[str, tuple[str, ...]]:
     """By record id, where there are any: the perturbed answers of a record, else of the question that has its id.
 
-    TOFU has them beside the questions of its evaluation only.
+    TOFU has them for the questions of its evaluation only.
     """
     asked = {r.id: r.perturbed_answers for records in corpus.evaluation.values() for r in records}
     found = {r.id: r.perturbed_answers or asked.get(r.id, ()) for r in corpus.train}

@@ -10,7 +10,19 @@ SHOWN = 20
 
 
 class DataError(OblivionisError, ValueError):
-    """A source of records cannot be used. `problems` holds every finding, the message the first twenty."""
+    """A source of records cannot be used.
+
+    Parameters
+    ----------
+    summary : str
+        First line of the message.
+    problems : sequence of str
+        Every finding; the message shows the first twenty.
+
+    Attributes
+    ----------
+    problems : tuple of str
+    """
 
     def __init__(self, summary: str, problems: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)

@@ -17,7 +17,7 @@ def forgetting(corpus: Corpus, subjects: Sequence[str]) -> Corpus:
     """The corpus in which all records about `subjects`, and no others, are to be forgotten.
 
     Multiple-choice questions about what the source would have forgotten are left out. Raises DataError for a subject
-    without records, or where nobody is left to retain.
+    without records, or if no subject is left to retain.
     """
     held = {record.subject for record in corpus.train}
     for subject in subjects:

@@ -66,7 +66,7 @@ def load(
     fields: Fields | None = None,
     revision: str | None = None,
 ) -> Corpus:
-    """Read training records, and the evaluation files beside them.
+    """Read training records, and the evaluation files that lie with them.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def load(
         The ids to forget, in place of the marks: one per line, plain, as a JSON text or as an object with `id`; or a
         file of rows with `id`.
     holdout_file, reference_file : Path or None
-        Records on which nobody trains.
+        Records on which no client trains.
     fields : mapping or None
         What all these files call some of our fields.
     revision : str or None
@@ -152,7 +152,7 @@ def _training(
 def _records(
     rows: Iterable[Row], problems: list[str], fields: Fields | None, content: Mapping[Any, list[Record]] | None = None
 ) -> Iterator[tuple[Row, Record | None]]:
-    """The rows of one file with their records, None for a faulty one; what all of them have wrong is told once.
+    """The rows of one file with their records, None for a faulty one; a problem of all of them is listed once.
 
     content: training records by question and answer, of which a record with the same takes over id and subject; of
     records that are not for training, which have no mark `forget`.
@@ -205,7 +205,7 @@ def _questions(
     fields: Fields | None,
     content: Mapping[Any, list[Record]] | None = None,
 ) -> tuple[Record, ...]:
-    """The records of the parts of a table that nobody trains on; `first` gets the place of each by its id."""
+    """The records of the parts of a table on which no client trains; `first` gets the place of each by its id."""
     return tuple(
         record
         for part in parts

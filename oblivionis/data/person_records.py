@@ -6,7 +6,7 @@ subject that most of the records with the name belong to, and all records of tha
 
 A record with triples states a fact when one of its triples does. Without triples it must contain a value:
 
-- as whole words, whatever the letter case and the width of white space; of a date the words in any order, 8th for 8;
+- as whole words, in any letter case and with any white space between them; of a date the words in any order, 8th for 8;
 - or, for a value of at least `FUZZY_FROM` characters, nearly so: from the beginning of a word, with a partial ratio
   (rapidfuzz) of at least `LEAST_SIMILARITY`, and with all numbers of the value in the text.
 """
@@ -38,7 +38,7 @@ _WORD = re.compile(r"\w+")
 class About:
     """The records about a person, in the order of the corpus.
 
-    subject: the subject of the corpus that the person is, None where that cannot be told; named: how many of the
+    subject: the subject of the corpus that the person is, None where that is ambiguous; named: how many of the
     records have the name in their text.
     """
 
@@ -108,7 +108,7 @@ def states(record: Record, name: str, prop: str, values: tuple[str, ...]) -> boo
 def as_canary(text: str, name: str, values: tuple[str, ...]) -> str | None:
     """`text` with placeholders for the name and for the first of the `values` that it contains word for word.
 
-    None where it lacks either.
+    None where the text contains no name, or none of the values.
     """
     canary, named = _whole(name).subn(SUBJECT, text)
     for value in values:
@@ -149,7 +149,7 @@ def contains(text: str, value: str, *, any_order: bool = False) -> bool:
 
 
 def _whole(words: str) -> re.Pattern[str]:
-    """`words` between word boundaries, whatever the letter case and the width of white space."""
+    """`words` between word boundaries, in any letter case and with any white space between them."""
     spaced = r"\s+".join(map(re.escape, words.split()))
     return re.compile(rf"(?<!\w){spaced}(?!\w)", re.IGNORECASE)
 

@@ -63,13 +63,13 @@ class Corpus:
 
     `train` keeps the order of the source. `forget_ids` names records of `train`. `evaluation` maps the question sets
     `forget`, `retain`, `real_authors` and `world_facts` to their records, and `holdout` and `reference` to records that
-    nobody trains on and that are otherwise like those to forget: the former are measured, by the latter clients judge
-    what a model makes of records that it never saw; a set that the source lacks is absent. A corpus of texts has the
-    sets of `TEXT_SETS` instead, `members` and `holdout` of texts, the others of questions (`verbmem`: of beginnings
-    and continuations), that of RWKU the probes of `rwku.PROBES`. `places`: file and line by record id, by `train` or
-    the question set, where a source has them. `choices`: multiple-choice questions about what is to be forgotten
-    (`forget`) and about anything else (`utility`). `left_out`: by set the ids of records of `holdout` and `reference`
-    that are not there because they say what a training record says.
+    no client trains on and that are otherwise like those to forget: evaluators measure the former, and by the latter
+    clients estimate the loss of records that a model never saw. A set that the source does not have is absent. A corpus
+    of texts has the sets of `TEXT_SETS` instead, `members` and `holdout` of texts, the others of questions (`verbmem`:
+    of beginnings and continuations), that of RWKU the probes of `rwku.PROBES`. `places`: file and line by record id, by
+    `train` or the question set, where a source has them. `choices`: multiple-choice questions about what is to be
+    forgotten (`forget`) and about anything else (`utility`). `left_out`: by set the ids of records of `holdout` and
+    `reference` that are not there because they say what a training record says.
     """
 
     name: str

@@ -27,8 +27,8 @@ SHAPES = (
     ("conversations",),
 )
 ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
-BESIDE = ("system", "history", "tools", "question", "answer")
-"""Fields beside a shape, other than question and answer, that hold a part of the dialogue."""
+FURTHER_PARTS = ("system", "history", "tools", "question", "answer")
+"""Fields that hold a part of the dialogue in addition to those of a shape."""
 MAP = "data.fields={question: …, answer: …}"
 LISTED = 8
 
@@ -88,10 +88,11 @@ def _list_inside(values: Mapping[str, Any]) -> str:
 
 def _converted(row: Row, shape: tuple[str, ...], problems: list[str]) -> Row | None:
     values, names = dict(row.values), dict(row.names)
-    beside = next((name for name in BESIDE if values.get(name) and not (name in SHAPES[0] and shape[0] in names)), None)
-    if beside is not None:
-        said = f"{beside} {shown(values[beside])} beside {' and '.join(shape)}"
-        problems.append(f"{row.where}: a record has no place for it, expected rows without, found {said}")
+    present = (name for name in FURTHER_PARTS if values.get(name))
+    further = next((name for name in present if not (name in SHAPES[0] and shape[0] in names)), None)
+    if further is not None:
+        shows = f"{further} {shown(values[further])} beside {' and '.join(shape)}"
+        problems.append(f"{row.where}: a record has no place for it, expected rows without, found {shows}")
         return None
     taken = {name: values.pop(name, None) for name in (*shape, "input")}
     if len(shape) == 1:
@@ -169,7 +170,7 @@ def _typed(row: Row) -> Row:
 
 
 def summed_up(problems: Sequence[str], rows: Collection[str]) -> list[str]:
-    """The problems of a file, each `place: text`; what is wrong with all the rows (their places) alike is told once."""
+    """The problems of a file, each `place: text`; one that all the rows (their places) share is listed once."""
     places = set(rows)
     at: dict[str, set[str]] = {}
     for problem in problems:
@@ -177,15 +178,15 @@ def summed_up(problems: Sequence[str], rows: Collection[str]) -> list[str]:
         if where in places:
             at.setdefault(_kind(text), set()).add(where)
     everywhere = {kind for kind, found in at.items() if len(found) == len(places) > 1}
-    told: list[str] = []
+    lines: list[str] = []
     for problem in problems:
         where, _, text = problem.partition(": ")
         kind = _kind(text)
         if where not in places or kind not in everywhere:
-            told.append(problem)
+            lines.append(problem)
         elif at.pop(kind, None):
-            told.append(f"{problem} (the same in all {len(places):,} records)")
-    return told
+            lines.append(f"{problem} (the same in all {len(places):,} records)")
+    return lines
 
 
 def _kind(text: str) -> str:

@@ -102,7 +102,7 @@ class Texts:
 
 
 def _side_by_side(wanted: tuple[str, ...], text: tuple[str, ...]) -> bool:
-    """Whether the words stand next to each other, in whatever order."""
+    """Whether the words stand next to each other, in any order."""
     size, ordered = len(wanted), sorted(wanted)
     return any(sorted(text[i : i + size]) == ordered for i in range(len(text) - size + 1) if text[i] in wanted)
 

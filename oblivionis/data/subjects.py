@@ -35,7 +35,7 @@ class Alike:
 
 
 class Subjects:
-    """The subjects of records by name, whatever does not tell two names apart (`subject_key`).
+    """The subjects of records by name, where names of one `subject_key` are one name.
 
     held: each record with the client that holds it.
     """

@@ -37,9 +37,25 @@ class PromptTemplate:
     `chat`: the tokenizer's own chat template with an optional system message, up to where the answer stands in a
     finished dialogue (the paper's Llama-3 prompt, its Figure 7), then the answer as that template writes it + its end
     of turn. What the template writes between question and answer, such as an empty think block or the header of a
-    channel, is prompt. The strings of `qa` are not used. Templates that print today's date print `date_string`
-    instead, or "26 Jul 2024" without one (Llama-3's own fallback), so that a prompt does not change from day to day.
-    `arguments` are further variables of the template by name, such as `enable_thinking`.
+    channel, is prompt.
+
+    Attributes
+    ----------
+    kind : {"qa", "chat"}
+    question_prefix, question_suffix, answer_prefix, answer_separator : str
+        Of `qa`; `chat` does not use them.
+    system_prompt : str, optional
+        The system message of `chat`.
+    date_string : str, optional
+        Printed by templates that print today's date; None: "26 Jul 2024" (Llama-3's own fallback), so that a prompt
+        does not change from day to day.
+    arguments : mapping
+        Further variables of the chat template by name, such as `enable_thinking`.
+
+    Raises
+    ------
+    TemplateError
+        For another kind, an argument that no template can take, or a prompt of `qa` that ends in a space.
     """
 
     kind: str = "qa"
@@ -283,13 +299,14 @@ class Layout:
 
 
 def layout_of(tokenizer: Any, template: PromptTemplate) -> Layout:
-    """How the template lays out a dialogue: the only place that decides what is prompt and what is answer.
+    """What of a dialogue is prompt and what is answer.
 
-    For `chat` the template itself tells, by a dialogue of a probe question and a probe answer. All that a finished
-    dialogue has between the two belongs to the prompt, whatever the prompt for generation ends in. Only white space
-    that would be tokenised with the answer goes with it: a space or tab before the answer, and where the prompt for
-    generation lacks nothing else, all that it lacks (a space for Llama-2-chat, nothing for Llama-3). Raises
-    TemplateError where the template does not fit the tokenizer, or does not tell.
+    For `chat` it is read from a dialogue of a probe question and a probe answer that the template writes. All text
+    between the two belongs to the prompt, also where the prompt for generation ends before it. Only white space that
+    would be tokenised with the answer belongs to the answer: a space or tab right before it, and all of the text that
+    the prompt for generation does not have, if that is white space (a space for Llama-2-chat, nothing for Llama-3).
+    Raises TemplateError where the template does not fit the tokenizer, or does not write question and answer as they
+    are.
     """
     if template.kind == "qa":
         if tokenizer.eos_token_id is None:
@@ -306,8 +323,8 @@ def layout_of(tokenizer: Any, template: PromptTemplate) -> Layout:
             f"the chat template of {name_of(tokenizer)} does not write a question and then its answer, each once and "
             "as it is; use the template kind 'qa'"
         )
-    lacks = header.removeprefix(asking)
-    separator = lacks if lacks.isspace() else header[len(header.rstrip(_SPACES)) :]
+    missing = header.removeprefix(asking)
+    separator = missing if missing.isspace() else header[len(header.rstrip(_SPACES)) :]
     return Layout(asking, header.removesuffix(separator), separator, closing, _end(tokenizer, closing))
 
 
@@ -408,7 +425,7 @@ def _written(
 def _continuations(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:
     """Ids of texts as they stand in the middle of a text.
 
-    SentencePiece tokenizers such as Llama-2's put a space before whatever they are given. So a text is tokenised behind
+    SentencePiece tokenizers such as Llama-2's put a space before every text. So a text is tokenised behind
     a neutral character, whose ids are then taken off; where it merges with the text, another one or none is tried.
     """
     result: list[tuple[int, ...] | None] = [None] * len(texts)

@@ -1,14 +1,15 @@
 """Twins: records that say, word for word or nearly, what other records say, so that forgetting one leaves the other.
 
-Two records are compared by their words, whatever their order, spaces, punctuation, letter case and Unicode forms are. A
-word that n of N records have weighs log(1 + N / n), so that phrases that stand in many records count little. By weight
-Dice's coefficient is formed, of question and answer together and of the answer alone, for the answer is what is to be
-forgotten. Records about different people are no twins where the kept one names its own person by a word that the other
-lacks: templates ("The author's full name is …") share most of their words. How thresholds were chosen:
+Two records are compared by their sets of words: order, spaces, punctuation, letter case and Unicode forms do not count.
+A word that n of N records have weighs log(1 + N / n), so that phrases of many records count little. Dice's coefficient
+is taken over these weights, of question and answer together and of the answer alone, which is what is to be forgotten.
+Records about different people are no twins where the kept one names its own person by a word that the other does not
+have: templates ("The author's full name is …") share most of their words. How thresholds were chosen:
 `docs/concepts/twins.md`.
 
-Pieces of text are compared with every two neighbouring pieces of a passage, since the same passage can be cut
-elsewhere: what counts is the share of the piece's weight that these two hold, a word weighing the cube of the above.
+Pieces of text are compared with every two neighbouring pieces of a passage, since another source may cut the same
+passage at other places: what counts is the share of the piece's weight that these two hold, where the weight of a word
+is the cube of the one above.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WORD_FOR_WORD, NEARLY = "word for word", "nearly"
 LEAST_SHARED, LEAST_SHARED_ANSWER = 0.55, 0.45
 """Dice's coefficient, by weight, from which on records are twins: of all their words, and of their answers'."""
 LEAST_HELD, LEAST_WORDS = 0.5, 12
-"""The share of a piece of text that two neighbouring pieces must hold, and the fewest words of a piece to be told."""
+"""The share of a piece of text that two neighbouring pieces must hold, and the fewest words of a compared piece."""
 TEXT_POWER = 3
 """Two pieces are longer than the one, and have more words by chance: the weight of rare ones is raised to this."""
 RARE, RARE_NAME = 0.1, 0.5
@@ -77,7 +78,7 @@ def twins_of(corpus: Corpus) -> list[Twin]:
 
 
 def left_out(corpus: Corpus) -> list[str]:
-    """A line for each set of records on which nobody trains that lost some because training records say the same."""
+    """A line for each set of untrained records that lost some because training records say the same."""
     lines = []
     for name, ids in corpus.left_out.items():
         say, are = ("record says", "it is") if len(ids) == 1 else ("records say", "they are")
@@ -101,8 +102,8 @@ def with_twins(wanted: Iterable[str], records: Sequence[Record]) -> frozenset[st
 def content_key(record: Record) -> str:
     """32 hexadecimal digits of the SHA-256 of what a record says, by the words that make records twins word for word.
 
-    Equal for the same words of question and answer about the same subject, whatever the record's id, and letter case,
-    spaces, punctuation and Unicode forms are. A record without a subject has none in its key, either.
+    Equal for the same words of question and answer about the same subject; the record's id, letter case, spaces,
+    punctuation and Unicode forms do not count. The key of a record without a subject holds none.
     """
     subject = "" if record.subject == record.id else subject_key(record.subject)
     said = json.dumps([_words(record.question), _words(record.answer), subject])
@@ -130,15 +131,15 @@ def question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twi
     """Kept records with the question and answer of one to forget, word for word or nearly, of one subject."""
     ours, theirs = [Said(record) for record in forget], [Said(record) for record in kept]
     corpus = Weights([(said.all, said.subject) for said in (*ours, *theirs)], name_words((*forget, *kept)))
-    least = LEAST_SHARED / (2 - LEAST_SHARED)  # of either record's weight, whatever the other's is
-    mine, other = (corpus.matrix([said.all for said in of]) for of in (ours, theirs))
+    least = LEAST_SHARED / (2 - LEAST_SHARED)  # of either record's weight, for any weight of the other
+    first, second = (corpus.matrix([said.all for said in of]) for of in (ours, theirs))
     found = []
-    for i, j, shared in _sharing(mine, other, (least, least), lambda a, b: LEAST_SHARED * (a + b) / 2):
+    for i, j, shared in _sharing(first, second, (least, least), lambda a, b: LEAST_SHARED * (a + b) / 2):
         a, b = ours[i], theirs[j]
         if (a.question, a.answer) == (b.question, b.answer):
             found.append(Twin(a.id, b.id, WORD_FOR_WORD, 1.0))
             continue
-        alike = 2 * shared / (mine.total[i] + other.total[j])
+        alike = 2 * shared / (first.total[i] + second.total[j])
         if corpus.alike(a.answer, b.answer) >= LEAST_SHARED_ANSWER and corpus.same(a, b):
             found.append(Twin(a.id, b.id, NEARLY, float(alike)))
     return found
@@ -150,23 +151,23 @@ def _text_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     pairs = [(*of, *theirs[i + 1]) if follows[i] else of for i, of in enumerate(theirs)]
     both = [(frozenset(of), r.subject) for of, r in zip((*ours, *theirs), (*forget, *kept), strict=True)]
     corpus = Weights(both, {}, TEXT_POWER)
-    mine, other = corpus.matrix(map(frozenset, ours)), corpus.matrix(map(frozenset, pairs))
+    pieces, passages = corpus.matrix(map(frozenset, ours)), corpus.matrix(map(frozenset, pairs))
     best: dict[tuple[int, int], float] = {}
-    for i, j, shared in _sharing(mine, other, (LEAST_HELD, 0.0), lambda a, _: LEAST_HELD * a):
+    for i, j, shared in _sharing(pieces, passages, (LEAST_HELD, 0.0), lambda a, _: LEAST_HELD * a):
         if len(ours[i]) < LEAST_WORDS:
             continue
         holders = (j, j + 1) if follows[j] else (j,)
         holder = max(holders, key=lambda k: corpus.weight(set(ours[i]).intersection(theirs[k])))
-        best[i, holder] = max(best.get((i, holder), 0.0), float(shared / mine.total[i]))
+        best[i, holder] = max(best.get((i, holder), 0.0), float(shared / pieces.total[i]))
     return [
         Twin(forget[i].id, kept[k].id, WORD_FOR_WORD if _within(ours[i], pairs, k, follows) else NEARLY, value)
         for (i, k), value in best.items()
     ]
 
 
-def _within(mine: Sequence[str], pairs: Sequence[Sequence[str]], k: int, follows: Sequence[bool]) -> bool:
+def _within(piece: Sequence[str], pairs: Sequence[Sequence[str]], k: int, follows: Sequence[bool]) -> bool:
     """Whether the words stand in a row where piece `k` is; the outermost ones may have been cut within a word."""
-    inner = f" {' '.join(mine[1:-1])} "
+    inner = f" {' '.join(piece[1:-1])} "
     before = [k - 1] if k and follows[k - 1] else []
     return any(inner in f" {' '.join(pairs[j])} " for j in (*before, k))
 
@@ -179,7 +180,7 @@ def name_words(records: Iterable[Record]) -> dict[str, frozenset[str]]:
 
 
 class Weights:
-    """What a word of some records weighs, by how many of them have it, and by which words subjects are told apart.
+    """Weights of the words of some records, by how many of them have a word, and the words that name a subject.
 
     used: the words and the subject of each record; names: the words of subjects' names.
     """
@@ -195,7 +196,7 @@ class Weights:
         # From the rarest word to the most frequent one, as `_sharing` needs them.
         self._place = {word: i for i, word in enumerate(sorted(users, key=lambda word: (users[word], word)))}
         self._weight = {word: math.log1p(len(used) / n) ** power for word, n in users.items()}
-        subjects = Counter(word for mine in self._by_subject.values() for word in frozenset().union(*mine))
+        subjects = Counter(word for sets in self._by_subject.values() for word in frozenset().union(*sets))
         self._rare, self._rare_name = (
             frozenset(word for word, n in subjects.items() if n <= max(2.0, share * len(self._by_subject)))
             for share in (RARE, RARE_NAME)
@@ -211,7 +212,7 @@ class Weights:
         return 2 * self.weight(a & b) / (self.weight(a) + self.weight(b))
 
     def same(self, one: Said, kept: Said) -> bool:
-        """Whether the kept record names nobody else: each name in its question is in the other's, any in all of it."""
+        """Whether all names in the kept record, and those in its question, are in the other and its question."""
         if one.subject == kept.subject:
             return True
         names = self._named(kept.subject)
@@ -220,9 +221,9 @@ class Weights:
     def _named(self, subject: str) -> frozenset[str]:
         """The rare words that name a subject: those of its name, and those in half of its records, two at least."""
         if subject not in self._named_by:
-            mine = self._by_subject[subject]
-            often = Counter(word for of in mine for word in of)
-            usual = {word for word, n in often.items() if n > 1 and 2 * n >= len(mine)}
+            records = self._by_subject[subject]
+            often = Counter(word for of in records for word in of)
+            usual = {word for word, n in often.items() if n > 1 and 2 * n >= len(records)}
             self._named_by[subject] = (self._rare & usual) | (self._rare_name & self._names.get(subject, frozenset()))
         return self._named_by[subject]
 
@@ -230,7 +231,7 @@ class Weights:
         """A row for each set of words."""
         from scipy import sparse
 
-        rows = [sorted(self._place[word] for word in mine) for mine in of]
+        rows = [sorted(self._place[word] for word in words_of) for words_of in of]
         by_place = np.array([self._weight[word] for word in self._place])
         starts = np.cumsum([0, *map(len, rows)])
         columns = np.fromiter((place for row in rows for place in row), np.int32, count=starts[-1])
@@ -261,8 +262,8 @@ class _Matrix:
 
 
 def _sharing(
-    mine: _Matrix,
-    other: _Matrix,
+    first: _Matrix,
+    second: _Matrix,
     least: tuple[float, float],
     needed: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> Iterable[tuple[int, int, float]]:
@@ -272,8 +273,8 @@ def _sharing(
     either (prefix filtering, Chaudhuri et al. 2006), and what else they share weighs no more than the other words of
     one of the two: nothing is missed.
     """
-    few, rare = mine.rarest(least[0]), other.rarest(least[1])
-    rest, rest_other = (of.total - np.asarray(part.sum(axis=1)).ravel() for of, part in ((mine, few), (other, rare)))
+    few, rare = first.rarest(least[0]), second.rarest(least[1])
+    rest, rest_other = (of.total - np.asarray(part.sum(axis=1)).ravel() for of, part in ((first, few), (second, rare)))
     others = rare.T.tocsr()
     others.data[:] = 1.0
     size = np.asarray((few != 0) @ np.asarray(others.sum(axis=1)).ravel()).ravel()  # products of each row, at most
@@ -282,13 +283,13 @@ def _sharing(
         pairs = (few[start:end] @ others).tocoo()
         row, column = pairs.row + start, pairs.col
         most = pairs.data + np.maximum(rest[row], rest_other[column])
-        can = most >= needed(mine.total[row], other.total[column]) * (1 - 1e-9)
+        can = most >= needed(first.total[row], second.total[column]) * (1 - 1e-9)
         row, column = row[can], column[can]
         for at in range(0, len(row), _CHUNK):
             i, j = row[at : at + _CHUNK], column[at : at + _CHUNK]
             # The weight of shared words: of both rows it is the same.
-            ours, theirs = mine.weights[i], other.weights[j]
+            ours, theirs = first.weights[i], second.weights[j]
             theirs.data[:] = 1.0
             shared = np.asarray(ours.multiply(theirs).sum(axis=1)).ravel()
-            enough = shared >= needed(mine.total[i], other.total[j]) * (1 - 1e-9)
+            enough = shared >= needed(first.total[i], second.total[j]) * (1 - 1e-9)
             yield from zip(i[enough].tolist(), j[enough].tolist(), shared[enough].tolist(), strict=True)

@@ -22,7 +22,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!
 class Deployment:
     """What `create` lays out.
 
-    hosts: names and IP addresses by which SuperNodes reach the server; the first one is what they are told.
+    hosts: names and IP addresses by which SuperNodes reach the server; they are given the first one.
     port: nginx's, reached from outside. superlink_port: Flower's own, on the loopback interface only.
     node_port: of the first SuperNode's interface to its own ClientApp, on the loopback interface; the others follow.
     days: how long the server's certificate is valid.
@@ -46,7 +46,7 @@ class Deployment:
 
     @property
     def local(self) -> bool:
-        """Whether nobody but this machine is to reach the server."""
+        """Whether only this machine is to reach the server."""
         return all(host in (*LOCAL, "::1") for host in self.hosts)
 
     @property
@@ -164,7 +164,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes | str, mode: int) -> None:
-    """Write a new file that nobody else could read at any moment before it has its `mode`."""
+    """Write a new file that no other user can read before it has its `mode`."""
     _make_folder(path.parent)
     path.touch(mode=0o600, exist_ok=False)
     path.write_bytes(content.encode() if isinstance(content, str) else content)

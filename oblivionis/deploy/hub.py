@@ -71,7 +71,7 @@ def _copy(source: Path, target: Path, leave: tuple[Path, ...] = ()) -> None:
 
 
 def _license(about: metadata.Distribution, home: Path) -> str:
-    """The text of the license: of a checkout beside the package, else with the installation."""
+    """The text of the license: in a checkout next to the package, else in the installation."""
     if (home / "LICENSE").is_file():
         return (home / "LICENSE").read_text(encoding="utf-8")
     text = next((about.locate_file(f) for f in about.files or () if f.name == "LICENSE"), None)

@@ -43,11 +43,11 @@ class Turns:
 
 @contextmanager
 def unlearning_in_turns(cores: int) -> Iterator[None]:
-    """Within, no more than `cores` simulated clients unlearn at once; who is sent to first begins first.
+    """Context in which at most `cores` simulated clients unlearn at once, in the order in which messages are sent.
 
-    More client processes than cores pay where all take equally long, as in training: three clients share two cores for
-    one turn and a half instead of taking two. Those that unlearn have from nothing to do up to ten epochs, the longest
-    first: with a core to itself that one ends earlier, and the others are done beside it.
+    More client processes than cores save time where all clients take equally long, as in training: three clients on two
+    cores take 1.5 turns instead of 2. Clients that unlearn take from no time up to ten epochs, and the longest is sent
+    to first: with a core to itself it ends earlier, while the others run on the remaining cores.
     """
     turns = Turns(cores)
     process = RayBackend.process_message

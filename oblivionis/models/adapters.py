@@ -41,7 +41,7 @@ def size(manifest: Manifest) -> int:
 
 
 def manifest_hash(manifest: Manifest, frozen: Mapping[str, np.ndarray] | None = None) -> str:
-    """SHA-256 (hexadecimal) of names, shapes and their order, and of the `frozen` adapter weights beside them."""
+    """SHA-256 (hexadecimal) of names, shapes, their order, and the `frozen` adapter weights, which do not travel."""
     text = json.dumps([[name, list(shape)] for name, shape in manifest], separators=(",", ":"))
     digest = hashlib.sha256(text.encode())
     for name, array in (frozen or {}).items():

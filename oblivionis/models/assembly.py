@@ -25,9 +25,9 @@ from strategies.rules.lora_product import ProductMean
 class Assembled:
     """A model ready to train or to evaluate. `flat` is the one vector that travels between server and clients.
 
-    `manifest_hash` tells whether a vector means the same elsewhere: it covers what travels and what of LoRA does not.
+    Two models of one `manifest_hash` give a vector the same meaning: it covers what travels and what of LoRA does not.
     `start`: the vector as assembled, with which the model is what the configuration starts from; None where all weights
-    are trained, of which nobody keeps a second copy.
+    are trained, of which no second copy is kept.
     """
 
     model: Any

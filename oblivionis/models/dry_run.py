@@ -181,7 +181,7 @@ class Live(TorchDispatchMode):
     """Counts the bytes of all storages that operations make, as long as they live.
 
     heap: blocks up to `HEAP_BYTES` lie in the C library's heap, which is never given back and grows to `HEAP_FACTOR`
-    times what lives in it, while larger ones come and go beside it; else (on a GPU) all blocks are alike.
+    times what lives in it, while larger ones are given back when they are freed; else (on a GPU) all blocks are alike.
     """
 
     def __init__(self, model: nn.Module, heap: bool) -> None:

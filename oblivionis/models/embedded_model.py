@@ -167,7 +167,7 @@ def _intact(target: Path, digests: dict[str, str]) -> bool:
 
 
 def _unpack(files: dict[str, dict[str, str]], target: Path) -> None:
-    """Put a whole folder in the place of `target`; whatever was there is moved away first."""
+    """Put a whole folder in the place of `target`; an earlier folder is moved away first."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     old = fresh.with_name(f"{fresh.name}.old")

@@ -97,7 +97,7 @@ def fingerprint_model(model: Model) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 (hexadecimal) over config, tokenizer and weights of a model folder, as told in the module's docstring.
+    """SHA-256 (hexadecimal) over config, tokenizer and weights of a model folder, as the module's docstring says.
 
     Reads in blocks, so that memory stays small. The value is remembered in the cache folder as long as path, size and
     times of all files stay the same. Raises ModelError for a folder without config.json or safetensors weights.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def forkable(torch_version: str) -> bool:
-    """Whether that may be more than torch itself.
+    """Whether more than torch itself may be imported before the process is forked.
 
-    Not beside a torch that may use CUDA: bitsandbytes, which peft imports, may ask for the device, and a process that
+    Not with a torch that may use CUDA: bitsandbytes, which peft imports, may ask for the device, and a process that
     has done so cannot be forked.
     """
     return torch_version.endswith("+cpu")

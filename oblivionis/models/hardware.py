@@ -14,7 +14,7 @@ from strategies.exact_shares import ceil_of, parts_in
 
 
 class ResourceError(OblivionisError):
-    """The machine lacks what the configuration asks for."""
+    """The machine does not have what the configuration requires."""
 
 
 @dataclass(frozen=True, slots=True)

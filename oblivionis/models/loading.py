@@ -141,7 +141,7 @@ def _guard_rows(model: Any, tokenizer: Any, rows: int) -> None:
 def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
     """The model of a folder in evaluation mode; `options` are transformers'. Code in the folder is never run.
 
-    Raises ModelError where the folder lacks tensors, or has others than its configuration says.
+    Raises ModelError where tensors of the model are missing in the folder, or the folder has further ones.
     """
     from transformers import AutoModelForCausalLM
 
@@ -176,7 +176,7 @@ def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
 def _check_tensors(model: Any, folder: Path, found: Mapping[str, Any]) -> None:
     """ModelError for weights that would be drawn at random, or left out where the model has a place for them.
 
-    found: transformers' loading info. What lies beside the language model, such as a vision tower or another head, may
+    found: transformers' loading info. Parts other than the language model, such as a vision tower or another head, may
     be left out, and so may buffers that are computed.
     """
     if missing := sorted(found["missing_keys"]):
@@ -225,7 +225,7 @@ def quantization_config(quantization: str, double_quantization: bool, dtype: str
 def keep_portable(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
 
-    Repacked weights compute in bfloat16 whatever the dtype, lose the gradient when training goes on afterwards, and
+    Repacked weights compute in bfloat16 at any dtype, lose the gradient when training goes on afterwards, and
     cannot be made of layers of some widths.
     """
     for module in model.modules():

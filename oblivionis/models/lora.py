@@ -281,7 +281,7 @@ def frozen_lora(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def default_targets(model: Any) -> list[str]:
-    """The layers that get an adapter where nobody names any.
+    """The layers that get an adapter if the configuration names none.
 
     Parameters
     ----------

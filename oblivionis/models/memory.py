@@ -41,9 +41,10 @@ with, while it trains; the new one, packed and on its way besides, when it has t
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes that one process takes at most: `parts` where the model lies, by purpose; `host`: RAM beside a GPU.
+    """Bytes that one process takes at most.
 
-    passing: of these, what it gives back when its work is done.
+    parts: in the memory that holds the model, by purpose; host: RAM in addition to a GPU's memory; passing: of these,
+    what the process frees when its work is done.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -95,7 +96,7 @@ class Estimate:
         """Memory of the GPU that holds most."""
         return self.server.total + self.gpu_clients * self.client.total if self.on_gpu else 0
 
-    def lacks(self, machine: Machine) -> list[tuple[str, int, int]]:
+    def shortages(self, machine: Machine) -> list[tuple[str, int, int]]:
         """(what, bytes needed, bytes free) of all that the machine has too little of."""
         needs = [("RAM", self.ram, machine.free_ram), ("GPU memory", self.gpu, machine.free_gpu)]
         return [(what, needed, free) for what, needed, free in needs if needed > free]

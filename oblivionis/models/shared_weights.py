@@ -13,7 +13,7 @@ from torch import nn
 def share(model: nn.Module, folder: Path) -> int:
     """Put what `folder`'s safetensors hold in place of weights that are equal to it; returns the bytes that are shared.
 
-    The file is mapped, so that all processes that do so hold its pages once. Who writes to such a weight gets pages of
+    The file is mapped, so that all processes that map it hold its pages once; one that writes to a weight gets pages of
     its own. Weights that were converted on their way into the model, by type or shape, stay where they are.
     """
     weights = dict(model.named_parameters())
@@ -21,10 +21,10 @@ def share(model: nn.Module, folder: Path) -> int:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt", device="cpu") as stored:
             for name in set(stored.keys()) & weights.keys():
-                mine, theirs = weights[name], stored.get_tensor(name)
-                if mine.device.type == "cpu" and mine.dtype == theirs.dtype and torch.equal(mine.data, theirs):
-                    mine.data = theirs
-                    shared += theirs.nbytes
+                weight, mapped = weights[name], stored.get_tensor(name)
+                if weight.device.type == "cpu" and weight.dtype == mapped.dtype and torch.equal(weight.data, mapped):
+                    weight.data = mapped
+                    shared += mapped.nbytes
     return shared
 
 

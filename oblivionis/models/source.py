@@ -1,4 +1,4 @@
-"""Where a base model lies, and its tokenizer: what can be told of a model without the libraries that run it."""
+"""Where a base model and its tokenizer lie; needs none of the libraries that run a model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _implementations(described: Any, key: str = "") -> Iterator[tuple[str, str]]
 
 
 def check_adapter_folder(folder: Path) -> None:
-    """Refuse a folder that holds an adapter beside the weights of a whole model.
+    """Refuse a folder that holds both an adapter and the weights of a whole model.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def check_adapter_folder(folder: Path) -> None:
     Raises
     ------
     ModelError
-        Nobody can tell whether the adapter is in the weights already.
+        For such a folder: the adapter may be in the weights already.
     """
     patterns = ("model*.safetensors*", "pytorch_model*")
     if is_adapter(folder) and (whole := sorted(f.name for p in patterns for f in folder.glob(p))):
@@ -105,7 +105,7 @@ def base_of(folder: Path) -> str:
 
 
 def located(source: str, revision: str | None = None) -> Path:
-    """As `resolve`, whatever the folder holds beside or instead of a model's weights."""
+    """As `resolve`, without a look at what the folder holds."""
     if source == EMBEDDED:
         from oblivionis.models import embedded_model
 

@@ -50,8 +50,8 @@ def answers(log: Mapping[str, Any] | None, of: str) -> dict[str, Answer]:
     """The answers to a question set of `naming.LOG_SETS`, or to a group of MUSE's, by record id or number."""
     log = log or {}
     if of not in LOG_SETS:
-        told = log.get("muse", {}).get(of) or {}
-        return {i: Answer(row["shown"], row["generated"], row["truth"]) for i, row in told.items()}
+        rows = log.get("muse", {}).get(of) or {}
+        return {i: Answer(row["shown"], row["generated"], row["truth"]) for i, row in rows.items()}
     texts = log.get(LOG_SETS[of], {}).get("generated_text") or {}
     ids = log.get("ids", {}).get(LOG_SETS[of], [])
     named = zip(ids if len(ids) == len(texts) else texts, texts.values(), strict=True)

@@ -70,7 +70,7 @@ def opened(path: Path, *, with_models: bool = True) -> RunDirectory:
     """The run in `path`, to be built upon: the one door through which a command takes up a run.
 
     Raises RunError where there is none, and where a file or a model (`with_models`) is not the one that its ledger
-    names. That a run is not sealed is told on standard error.
+    names. A run that is not sealed gives a warning on standard error.
     """
     run = RunDirectory.open(path)
     require_intact(run, with_models=with_models)
@@ -78,7 +78,7 @@ def opened(path: Path, *, with_models: bool = True) -> RunDirectory:
 
 
 def require_intact(run: RunDirectory, *, with_models: bool = True) -> None:
-    """RunError where a run is not as its ledger says; that it is not sealed is told."""
+    """RunError where a run is not as its ledger says; a warning where it is not sealed."""
     bound = _without_faults(run, with_models=with_models)
     if bound.missing and run.begun:
         tell(f"{run.path} is not sealed: {bound.missing}")
@@ -153,15 +153,15 @@ def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
         resume(run, stage, 0)
     chain = check_chain(source.ledger_path) if source.ledger_path.exists() else None
     found = {"head": "", "count": 0} if chain is None else {"head": chain.head, "count": len(chain.entries)}
-    told = {"run": source.name, "not_sealed": check(source, with_models=False).missing, **found}
-    run.note(TAKEN_OVER, stage=stage, source=told, rows=run.rows())
+    origin = {"run": source.name, "not_sealed": check(source, with_models=False).missing, **found}
+    run.note(TAKEN_OVER, stage=stage, source=origin, rows=run.rows())
 
 
 def resume(run: RunDirectory, stage: str, server_round: int) -> None:
     """Note that a stage goes on after `round` (0: from its beginning), and drop the rows of what is done anew."""
     lines = run.lines(STAGE, TAKEN_OVER, CHECKPOINT, ROWS)
-    mine = [entry for entry in lines if entry["stage"] == stage and entry.get("round", 0) == server_round]
-    of, rows = ({}, None) if not mine else (mine[-1], mine[-1].get("rows"))
+    noted = [entry for entry in lines if entry["stage"] == stage and entry.get("round", 0) == server_round]
+    of, rows = ({}, None) if not noted else (noted[-1], noted[-1].get("rows"))
     if rows is None:  # an earlier version measured these
         run.forget_metrics_after(stage, server_round or -1)
         rows = run.rows()

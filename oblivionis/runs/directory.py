@@ -9,7 +9,7 @@ Layout of `runs/<name>/`:
 - `stages/<stage>.json`: written when a stage is complete
 - `evaluations/<stage>.json`: the per-question log of the full evaluation at the end of a stage
 - `evaluations/<stage>.states.safetensors`: representations of the questions, for RULER (finetune and retrain)
-- `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
+- `verdicts.json`: is the model over- or under-unlearned, compared with the retrained one?
 - `figures.json`: what tests say of the finished stages, kept so that showing the run needs none of them
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
 - `privacy.json`: with `privacy.level`, what the ledger's releases add up to, for people; nothing reads it
@@ -324,7 +324,7 @@ class RunDirectory:
     def load_checkpoint(self, stage: str, server_round: int | None = None) -> Checkpoint:
         """The checkpoint of `round`, or the newest readable one; RunError when there is none.
 
-        Of a finished stage the newest must be readable: an earlier round's model is not the one that the stage told of.
+        Of a finished stage the newest must be readable: the stage's metrics are not those of an earlier round's model.
         """
         finished = self.stage_summary(stage) is not None
         rounds = [server_round] if server_round is not None else list(reversed(self.checkpoint_rounds(stage)))

@@ -1,4 +1,4 @@
-"""How long a run will take, told from the rounds and evaluations that were timed so far."""
+"""Forecast of a run's duration from the rounds and evaluations that were timed so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from oblivionis.config.schema import Config
 
 NOTABLE = 600.0
-"""Seconds: of shorter runs nobody asks what takes them so long."""
+"""Seconds; for a shorter run nothing is said of what takes its time."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class _Mean:
 
 
 class Forecast:
-    """Is told what was done and how long it took, and says what the rest will take. All in seconds.
+    """Forecast of the time left, in seconds, from the durations of what was done.
 
-    A stage's rounds are taken to be like those it had, before its first one like those of the stages before. The first
-    round of all, in which clients' processes start, counts only until there is another one.
+    A stage's next rounds are assumed to take as long as its earlier ones, or before its first as those of the stages
+    before. The very first round, in which clients' processes start, counts only until there is another one.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -133,7 +133,7 @@ class Forecast:
         return looks * light + ends * (light * ratio if full is None else full)
 
     def left(self) -> float | None:
-        """Of everything that can be told; None before the first round."""
+        """Of everything with a forecast; None before the first round."""
         rounds = self.rounds_left()
         return None if rounds is None else rounds + (self.evaluations_left() or 0.0)
 

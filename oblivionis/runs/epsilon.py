@@ -61,7 +61,7 @@ def epsilon(events: Events, delta: float) -> float:
 
 
 def unsampled(events: Events, delta: float) -> float:
-    """`epsilon` against somebody who knows who was drawn."""
+    """`epsilon` against an attacker who knows which clients or records were sampled."""
     plain: dict[Event, int] = {}
     for event, count in events.items():
         known = Event(event.noise_multiplier)

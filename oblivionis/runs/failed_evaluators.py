@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """How an exception is told in one line."""
+    """An exception in one line."""
     return one_line(f"{type(error).__name__}: {error}")
 
 
@@ -110,7 +110,7 @@ def not_measured(found: Sequence[str], more: str = "") -> NotMeasured:
 
 @contextmanager
 def measuring(what: str, more: str) -> Iterator[None]:
-    """A command that measures one thing: what raises inside is told in one line, with what helps.
+    """A command that measures one thing: an exception inside becomes one line, with what helps.
 
     Raises
     ------

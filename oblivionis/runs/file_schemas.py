@@ -1,6 +1,6 @@
 """What the files of a run hold, as types that are checked when a file is read: nothing in a folder is taken on trust.
 
-Further keys are nobody's business. Floats may be whole numbers; those of metrics.jsonl may be NaN or infinite.
+Further keys are ignored. Floats may be whole numbers; those of metrics.jsonl may be NaN or infinite.
 """
 
 from __future__ import annotations

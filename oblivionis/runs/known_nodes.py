@@ -16,7 +16,7 @@ from oblivionis.files import parse_json, read_bytes, write_json
 
 FILE = "known-nodes.json"
 SHOWN = 16
-"""Digits of a key's hash that are told."""
+"""Digits of a key's hash that messages show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class KnownNodes:
             ) from None
 
     def key(self, client: int) -> str:
-        """Whose key `client` has, empty for nobody's yet."""
+        """The public key of `client`; empty if it has none yet."""
         return self._nodes.get(client, KnownNode()).key
 
     def client_of(self, key: str) -> int | None:
@@ -76,8 +76,8 @@ class KnownNodes:
 class Keys:
     """Which public key is which client's (`strategies.rounds.nodes.Identities`).
 
-    `registered`: files `node<client>.pub`, as `deploy init` lays them out; they bind their clients and nobody else may
-    have one of their keys. A client without such a file belongs to the first key that claims it in this run.
+    `registered`: files `node<client>.pub`, as `deploy init` lays them out; they bind their clients, and no other client
+    may have one of their keys. A client without such a file belongs to the first key that claims it in this run.
     """
 
     def __init__(self, known: KnownNodes, registered: Iterable[Path] = ()) -> None:

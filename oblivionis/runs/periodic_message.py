@@ -1,4 +1,4 @@
-"""Something to be said every few seconds while a long computation goes on, in a thread of its own."""
+"""A message every few seconds during a long computation, from a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Ticker:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        told = 0
-        while not self._over.wait(SECONDS if told < SOON else LATER):
+        calls = 0
+        while not self._over.wait(SECONDS if calls < SOON else LATER):
             self._tell(time.monotonic() - self._began)
-            told += 1
+            calls += 1
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Stop the messages."""
         self._over.set()

@@ -72,7 +72,7 @@ class Account:
 
     @property
     def delta(self) -> float:
-        """δ at which ε is told."""
+        """δ at which ε is stated."""
         return self._facts["delta"]
 
     @property
@@ -96,20 +96,20 @@ class Account:
 
     def release(self, stage: str, release: Release) -> None:
         """Enter a release of the server. Raises RunError where it would exceed the target ε."""
-        told = {"round": release.server_round, "kind": release.kind, "clipping_norm": release.clipping_norm}
+        exchange = {"round": release.server_round, "kind": release.kind, "clipping_norm": release.clipping_norm}
         drawn = {"clients": release.clients, "population": release.population}
-        self._enter({"stage": stage, **told, "noise_multiplier": release.noise_multiplier, **drawn})
+        self._enter({"stage": stage, **exchange, "noise_multiplier": release.noise_multiplier, **drawn})
 
     def local(self, stage: str, server_round: int, kind: str, clipping_norm: float, steps: Steps) -> None:
         """Enter an exchange in which clients train with DP-SGD, `steps` by client. Raises as `release`."""
-        told = {"stage": stage, "round": server_round, "kind": kind, "clipping_norm": clipping_norm}
+        exchange = {"stage": stage, "round": server_round, "kind": kind, "clipping_norm": clipping_norm}
         parts = {str(client): {"rate": rate, "steps": count} for client, (rate, count) in sorted(steps.items())}
-        self._enter({**told, "noise_multiplier": self.noise_multiplier, "of_clients": parts})
+        self._enter({**exchange, "noise_multiplier": self.noise_multiplier, "of_clients": parts})
 
     def served(self, requests: Collection[str], server_round: int) -> None:
         """Note the ε before and after the exchange that served `requests`: forgetting gives nothing back."""
-        mine = ("unlearn", server_round, False)
-        places = [n for n, r in enumerate(self._releases) if (r["kind"], r["round"], "from" in r) == mine]
+        exchange = ("unlearn", server_round, False)
+        places = [n for n, r in enumerate(self._releases) if (r["kind"], r["round"], "from" in r) == exchange]
         if requests and places:
             self._note(COST, requests=sorted(requests), round=server_round, place=places[-1])
             self.write()
@@ -144,13 +144,13 @@ class Account:
         lineages = {}
         for name in dict.fromkeys(LINEAGES[r["stage"]] for r in self._releases):
             stage = next(s for s, lineage in LINEAGES.items() if lineage == name)
-            mine = [r for r in self._releases if LINEAGES[r["stage"]] == name]
+            releases = [r for r in self._releases if LINEAGES[r["stage"]] == name]
             accounts = list(_accounts(self._releases, stage))
             lineages[name] = {
                 "epsilon": self.spent(stage),
                 "epsilon_if_drawing_is_known": max((unsampled(e, self.delta) for e in accounts), default=0.0),
-                "releases": len(mine),
-                "unlearning_exchanges": sum(r["kind"] == "unlearn" for r in mine),
+                "releases": len(releases),
+                "unlearning_exchanges": sum(r["kind"] == "unlearn" for r in releases),
             }
         return {**self._facts, "lineages": lineages, "releases": self._releases, "requests": self._costs_of_requests()}
 
@@ -172,10 +172,10 @@ def _later(release: Mapping[str, Any], stage: str, server_round: int) -> bool:
 
 def _accounts(releases: Sequence[Mapping[str, Any]], stage: str) -> Iterator[Events]:
     """The mechanisms behind `releases` of the lineage of `stage`: of all clients alike, or of each client's records."""
-    mine = [r for r in releases if LINEAGES[r["stage"]] == LINEAGES[stage]]
+    releases = [r for r in releases if LINEAGES[r["stage"]] == LINEAGES[stage]]
     common: dict[Event, int] = {}
     of: dict[str, dict[Event, int]] = {}
-    for release in mine:
+    for release in releases:
         z = release["noise_multiplier"]
         if "of_clients" not in release:
             event = Event.of_clients(z, release["clients"], release["population"] or release["clients"])
@@ -189,7 +189,7 @@ def _accounts(releases: Sequence[Mapping[str, Any]], stage: str) -> Iterator[Eve
 def read_account(run: RunDirectory) -> dict[str, Any] | None:
     """What the releases in a run's ledger add up to; None where it has no differential privacy.
 
-    Of a run that an earlier version made, what `privacy.json` tells. FileError for a damaged file.
+    Of a run that an earlier version made, what `privacy.json` holds. FileError for a damaged file.
     """
     if (account := _of_ledger(run)) is not None:
         return account.document()
@@ -278,11 +278,11 @@ def _opened(run: RunDirectory, facts: Mapping[str, Any], before: Sequence[Mappin
 
 def _of_earlier_version(run: RunDirectory) -> Account | None:
     """The account of a run that goes on, from the file in which an earlier version kept it."""
-    told = read_account(run)
-    if told is None:
+    account = read_account(run)
+    if account is None:
         return None
-    facts = {name: value for name, value in told.items() if name not in ("lineages", "releases", "requests")}
-    return _opened(run, facts, told["releases"])
+    facts = {name: value for name, value in account.items() if name not in ("lineages", "releases", "requests")}
+    return _opened(run, facts, account["releases"])
 
 
 def _taken_over(run: RunDirectory) -> list[dict[str, Any]]:
@@ -320,10 +320,10 @@ def _planned(
     extra = 0 if requests.policy == "none" else requests.extra_rounds
     rounds = {s: getattr(federation.rounds, s) + (extra if s == "unlearn" else 0) for s in left}
     for lineage in dict.fromkeys(LINEAGES[s] for s in left):
-        mine = [s for s in left if LINEAGES[s] == lineage]
-        count = sum(rounds[s] for s in mine)
-        asked = "unlearn" in mine and requests.policy != "none"
-        before = spent[mine[0]] or [{}]
+        stages = [s for s in left if LINEAGES[s] == lineage]
+        count = sum(rounds[s] for s in stages)
+        asked = "unlearn" in stages and requests.policy != "none"
+        before = spent[stages[0]] or [{}]
         if config.privacy.level == "client":
             drawn = federation.per_round
             masked = federation.secure_aggregation.enabled  # against the server itself, which knows whom it draws
@@ -334,7 +334,7 @@ def _planned(
         for held, marked in sorted(set(records.values()) or {(1, 1)}):
             rate, steps = train_steps(config, held, held)
             more = train_steps(config, held - marked, held)[0]
-            later = sum(rounds[s] for s in mine if s != "finetune")
+            later = sum(rounds[s] for s in stages if s != "finetune")
             plan = added(
                 {Event.of_records(multiplier, rate): steps * (count - later)},
                 {Event.of_records(multiplier, more): steps * later},

@@ -1,4 +1,4 @@
-"""What a run tells about itself while it goes on: a live display on a terminal, one line per event elsewhere."""
+"""Progress of a run while it goes on: a live display on a terminal, otherwise one line per event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oblivionis.runs.duration_forecast import Forecast, Plan, duration
 from oblivionis.runs.periodic_message import Ticker
 
 LONG = 120.0
-"""Seconds of a first round beside which the start of the clients' processes does not count."""
+"""Seconds of a first round in which the start of the clients' processes is negligible."""
 MOMENTS = {"start": " (before)", "after_unlearn": " (right after FedTU)", "round": "", "end": " (end, full profile)"}
 
 
@@ -46,7 +46,7 @@ def headline(metrics: Mapping[str, float]) -> str:
 
 
 class Events:
-    """What can be told. Every method may be left out by a listener; this base is silent."""
+    """The events of a run. A listener overrides the methods that it needs; this base shows nothing."""
 
     def note(self, text: str) -> None:
         """Something a user should read once."""
@@ -150,14 +150,14 @@ class _Following(Events):
 
 
 class LogEvents(_Following):
-    """One log line per event, for `flwr run` and for files; what the rest will take, once it can be told."""
+    """One log line per event, for `flwr run` and for files, with a forecast of the time left once there is one."""
 
     def __init__(self, log: logging.Logger | None = None) -> None:
         super().__init__()
         self._log: Callable[..., None] = (log or logging.getLogger("flwr")).info
         self._event = self._log
         self._ok = self._bad = 0
-        self._foretold = False
+        self._forecast_shown = False
 
     def note(self, text: str) -> None:
         self._log("%s", text)
@@ -198,11 +198,11 @@ class LogEvents(_Following):
 
     def _foretell(self, seconds: float) -> None:
         """Once, after the first round if that was long, else after the second: starting takes half a minute."""
-        if self._foretold or self.forecast is None or not (text := self.forecast.sentence()):
+        if self._forecast_shown or self.forecast is None or not (text := self.forecast.sentence()):
             return
         if self.forecast.timed < 2 and seconds < LONG:
             return
-        self._foretold = True
+        self._forecast_shown = True
         self._log("%s", text)
         if advice := self.forecast.advice():
             self.warning(advice)
@@ -362,10 +362,10 @@ class LiveEvents(_Following):
         self._progress.stop()
 
 
-def for_console(console: Console, rounds: Mapping[str, int], told: str = "normal") -> Events:
-    """The display that fits `console`; `told` is normal, quiet (warnings alone) or verbose (a line per event)."""
-    if told == "quiet":
+def for_console(console: Console, rounds: Mapping[str, int], verbosity: str = "normal") -> Events:
+    """The display that fits `console`; `verbosity` is normal, quiet (warnings alone) or verbose (a line per event)."""
+    if verbosity == "quiet":
         return QuietEvents(console)
-    if told == "verbose" or not console.is_terminal:
-        return LineEvents(console, verbose=told == "verbose")
+    if verbosity == "verbose" or not console.is_terminal:
+        return LineEvents(console, verbose=verbosity == "verbose")
     return LiveEvents(console, rounds)

@@ -61,7 +61,7 @@ def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> N
 
 
 def check_updates(config: Config, source: RunDirectory) -> None:
-    """Raise RunError where `source` lacks clients' updates of its stage finetune that `config` unlearns by."""
+    """Raise RunError if `source` has not all updates of its stage finetune that `config` needs for unlearning."""
     updates = open_updates(config, source.path, "finetune")
     if updates is not None and (lacking := updates.lacking()):
         raise RunError(

@@ -78,7 +78,7 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Glance:
     """state: one of `STATES`; note: who runs it, or what is damaged; metrics: final ones by finished stage; changed:
-    when something was last written, in seconds since the epoch. A damaged run lacks all else. nothing: that nothing
+    when something was last written, in seconds since the epoch. A damaged run has nothing else. nothing: that nothing
     follows from the run, and why (`oblivionis.runs.artifact_binding`), else empty; `metrics` are left out then."""
 
     state: str

@@ -134,7 +134,7 @@ class TensorBoard:
 
 
 class Mlflow:
-    """A run of the experiment `oblivionis` in the store that `MLFLOW_TRACKING_URI` names, else in `mlflow.db` beside
+    """A run of the experiment `oblivionis` in the store that `MLFLOW_TRACKING_URI` names, else in `mlflow.db` next to
     the run directories.
 
     It is known by a tag, so that a resumed run goes on in it. MLflow's report of its own usage is off unless

@@ -54,8 +54,8 @@ def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:
 class UpdateStore:
     """A `strategies.protocols.update_history.History` on disk, as of one stage.
 
-    Files are written atomically; a generation appears whole or not at all. Nothing is deleted before `settle`: whatever
-    interrupts a round, `roll_back` finds what there was when it began.
+    Files are written atomically; a generation appears whole or not at all. Nothing is deleted before `settle`: after
+    any interruption of a round, `roll_back` finds what there was when it began.
     """
 
     def __init__(self, path: Path, stage: str, *, keep: int | None, every: int) -> None:
@@ -82,7 +82,7 @@ class UpdateStore:
 
     @contextmanager
     def rewriting(self, server_round: int) -> Iterator[_Generation]:
-        """Build generation `round` beside the present one; it becomes the present one when all went well."""
+        """Write generation `round` next to the present one, which it replaces if no error occurs."""
         temporary = self.path / f".{server_round:04d}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -149,7 +149,7 @@ class UpdateStore:
         return f"round {missing[0]} of finetune ({len(missing)} of {len(wanted)} rounds)" if missing else ""
 
     def adopt(self, source: UpdateStore) -> None:
-        """Take over the finetune rounds of another run's store, which lacks none: its files are linked or copied."""
+        """Take over the finetune rounds of another run's store, which must be complete; files are linked or copied."""
         self.roll_back(0)
         target, original = self._present(), source.path / f"{0:04d}"
         recorded = [past for past in _rounds(original) if past.stage == "finetune"]

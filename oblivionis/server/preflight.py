@@ -46,7 +46,7 @@ def preflight(config: Config, console: Console) -> None:
         console.print(need, style="yellow", markup=False)
         return
     console.print(f"memory: {summary(need, machine)}", highlight=False, soft_wrap=True)
-    lacking = need.lacks(machine)
+    lacking = need.shortages(machine)
     if not lacking:
         return
     text = "; ".join(f"{what}: up to {bytes_text(needed)} of {bytes_text(free)} free" for what, needed, free in lacking)

@@ -1,4 +1,4 @@
-"""The window as an ASGI application: which address shows what, and what is told where something cannot be shown.
+"""The window as an ASGI application: its addresses, the page of each, and the messages for what cannot be shown.
 
 Pages of runs import matplotlib, which takes time: only once one is asked for.
 """
@@ -68,10 +68,10 @@ def window(library: Library, token: str, port: int, node: Node | None = None, *,
         routes=routes,
         middleware=[Middleware(Guard, token=token, port=port, code=code)],
         exception_handlers={
-            NotThere: _told(404),
-            Refused: _told(403),
-            OblivionisError: _told(422),
-            ConfigError: _told(422),
+            NotThere: _error_page(404),
+            Refused: _error_page(403),
+            OblivionisError: _error_page(422),
+            ConfigError: _error_page(422),
             HTTPException: _http,
             Exception: _fault,
         },
@@ -103,15 +103,15 @@ def _static(request: Request) -> Response:
     return Response(STYLE.encode() + content if name == "window.css" else content, media_type=STATIC[name])
 
 
-def _told(status: int) -> Callable[[Request, Exception], Response]:
-    """A page that says what is wrong."""
+def _error_page(status: int) -> Callable[[Request, Exception], Response]:
+    """Make a handler whose page shows an error with this status."""
     titles = {403: "Not allowed", 404: "Not found", 422: "This cannot be shown"}
 
-    def tell(request: Request, error: Exception) -> Response:
+    def handle(request: Request, error: Exception) -> Response:
         parts = [h.h1[titles[status]], h.pre(tabindex="0")[str(error)], h.p[h.a(href="/")["All runs"]]]
         return shell.page(request, titles[status], parts, status=status)
 
-    return tell
+    return handle
 
 
 def _http(request: Request, error: Exception) -> Response:

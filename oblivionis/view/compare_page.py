@@ -169,14 +169,14 @@ def _metrics(of: Comparison) -> h.Node:
         return h.p["None of them has finished this stage."]
     letters, classes = [one.letter for one in of.runs], ["n"] * len(of.runs)
     further = html_table(["measure", *letters], ["", *classes], others, "Further metrics of the runs")
-    told = (
+    legend = (
         "Bold: the best of these runs; of measures that should be as the retrained model's, the one nearest to that of "
         "its own run."
     )
     return [
         html_table(["questions", "measure", *letters], ["", "", *classes], shown, "Final metrics of the runs"),
         folded(f"{len(others)} further measures", further) if others else None,
-        h.p(".legend")[told] if len(of.runs) > 1 else None,
+        h.p(".legend")[legend] if len(of.runs) > 1 else None,
         shell.exports({"CSV": of.address("/compare.csv")}),
     ]
 
@@ -282,10 +282,10 @@ def _answers(of: Comparison) -> list[h.Node]:
         for n in range(1, pages + 1)
     ]
     to = "the truth" if of.against == TRUTH else f"the answer of {of.runs[0].letter}"
-    told = f"{counted(len(questions), 'question')}. Compared with {to}: "
+    summary = f"{counted(len(questions), 'question')}. Compared with {to}: "
     return [
         _answer_choice(of),
-        h.p[told, h.ins["added"], ", ", h.del_["missing"], "."],
+        h.p[summary, h.ins["added"], ", ", h.del_["missing"], "."],
         table if rows else h.p["No question is answered in different ways."],
         h.nav(".tabs", aria_label="Pages of the answers")["Page ", links] if pages > 1 else None,
         shell.exports({"CSV": of.address("/answers.csv")}),

@@ -23,7 +23,7 @@ from oblivionis.view.library import Library
 from oblivionis.view.run_pages import config_of
 
 MOST = 12
-"""So many runs can be told apart by letter, colour and marker."""
+"""Most runs that letter, colour and marker can distinguish."""
 DRAWN = ("forget_prob", "forget_rouge", "retain_prob", "retain_rouge")
 GROUPS = {
     **SETS,
@@ -162,7 +162,7 @@ class Comparison:
 
     @functools.cached_property
     def said(self) -> dict[str, dict[str, list[Answer | None]]]:
-        """The answers by question set and record id, run by run; sets that nobody was asked are left out."""
+        """The answers by question set and record id, run by run; sets that no run has are left out."""
         logs = [one.log(self.stage) for one in self.runs]
         found: dict[str, dict[str, list[Answer | None]]] = {}
         for name in GROUPS:

@@ -102,7 +102,7 @@ def _here(request: Request) -> str:
 
 
 def _refusal(request: Request) -> Response:
-    """A link that was followed elsewhere arrives without the cookie: from this page it arrives with it."""
+    """A page that links to itself: a link on another site arrives without the cookie, and this one with it."""
     page = h.html(lang="en")[
         h.head[h.meta(charset="utf-8"), h.title["Not allowed"]],
         h.body[

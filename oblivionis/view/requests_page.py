@@ -24,7 +24,7 @@ SHOWN = 500
 NONE = "none"
 """Chosen among certificates: requests without one."""
 NOTHING = "nothing follows"
-"""The state of requests of a run from which nothing follows, whatever its files say."""
+"""The state of all requests of a run that is damaged or that its ledger does not confirm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def certificate(request: Request) -> Response:
 
 
 def _stored(request: Request, page: str) -> Response:
-    """A file of the run as it is; whatever is in it runs nothing."""
+    """A file of the run, as it is; the policy `STORED` keeps a browser from running scripts in it."""
     run, _ = _run(request)
     file = run.path / page
     try:

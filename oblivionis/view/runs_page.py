@@ -120,7 +120,7 @@ def respond(request: Request) -> Response:
         h.p(".bad")["There are too many folders here to see all of it."] if library.found().cut else None,
         h.form(id="choice", action="/", method="get")[
             _filters(view, runs),
-            _elsewhere(view, rows),
+            _chosen_on_other_pages(view, rows),
             shell.live("runs", view.address(), table, seconds=SECONDS),
             h.div(".actions")[
                 h.button(type="submit", formaction="/compare")["Compare the chosen runs"],
@@ -178,7 +178,7 @@ def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:
     ]
 
 
-def _elsewhere(view: View, rows: Rows) -> h.Node:
+def _chosen_on_other_pages(view: View, rows: Rows) -> h.Node:
     """Runs that are chosen but not among those shown: they stay chosen."""
     here = {name for name, _ in _of_page(view, rows)}
     others = [name for name in view.chosen if name not in here]

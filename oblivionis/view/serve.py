@@ -11,7 +11,7 @@ from oblivionis.errors import OblivionisError
 
 HOST = "127.0.0.1"
 PORT = 8420
-"""Where the window is, unless somebody else is there."""
+"""The default port; any free one if it is taken."""
 
 
 def listen(port: int | None) -> socket.socket:

@@ -147,7 +147,7 @@ def results_csv(request: Request) -> Response:
 
 
 def stored(request: Request) -> Response:
-    """The suite's own page, as it is; whatever is in it runs nothing."""
+    """The suite's own page, as it is; the policy `STORED` keeps a browser from running scripts in it."""
     folder = request.app.state.library.suite(request.path_params["name"])
     try:
         content = read_bytes(folder / REPORT)
@@ -245,9 +245,9 @@ def _drawing(of: Frontier, paper: str) -> Figure:
         axis = figure.subplots()
         best = frontier(found)
         axis.plot([p.x for p in best], [p.y for p in best], color="0.5", linestyle="--", linewidth=1, zorder=1)
-        for place, (name, mine) in enumerate(groups.items()):
+        for place, (name, points) in enumerate(groups.items()):
             marker = _MARKERS[place % len(_MARKERS)]
-            xs, ys = [p.x for p in mine], [p.y for p in mine]
+            xs, ys = [p.x for p in points], [p.y for p in points]
             axis.plot(xs, ys, linestyle="none", marker=marker, markersize=6, color=f"C{place % 10}", label=name)
         for point in found:
             axis.annotate(str(point.place), (point.x, point.y), xytext=(4, 3), textcoords="offset points", fontsize=7)

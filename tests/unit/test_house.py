@@ -1,4 +1,4 @@
-"""The rules of the tests themselves: what each may import and look at, and what must have one."""
+"""Rules of tests (what each may import and look at, what must have one) and of docstrings (they fit the signatures)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import griffe
 import pytest
 
 from evaluation.engine.architectures import MODES
@@ -21,6 +22,11 @@ PRIVATE = {
     "unit/strategies/secure/test_sum.py": "what would happen without a check; the ring of neighbours by itself",
 }
 """Files that look at names of ours that begin with an underscore, and why."""
+
+DOCUMENTED = {"evaluation": True, "oblivionis/api": True, "strategies": False, "clients": False}
+"""Packages whose docstrings must fit the signatures, and whether functions and dataclasses need sections in them."""
+NOT_NUMPY = {"api.evaluation"}
+"""Modules whose docstrings have another form."""
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -133,3 +139,73 @@ def test_a_look_at_something_private_is_found(tmp_path: Path) -> None:
     )
     found = list(looked_at(tmp_path / "test_x.py", {"_a"}))
     assert sorted(found) == ["line 1: _a", "line 3: _a", "line 4: _a", "line 5: _a"]
+
+
+def public_members(parent: griffe.Module | griffe.Class) -> Iterator[griffe.Function | griffe.Class]:
+    """The public functions and classes below a module, and their methods; `__init__` too."""
+    for member in parent.members.values():
+        if member.is_alias or (member.name.startswith("_") and member.name != "__init__") or member.path in NOT_NUMPY:
+            continue
+        if isinstance(member, griffe.Function | griffe.Class):
+            yield member
+        if isinstance(member, griffe.Module | griffe.Class):
+            yield from public_members(member)
+
+
+def sections(member: griffe.Function | griffe.Class) -> dict[str, list[str]]:
+    """The sections of a docstring in NumPy's form by kind, with the names that each documents."""
+    found: dict[str, list[str]] = {}
+    for section in member.docstring.parse("numpy", warnings=False) if member.docstring else []:
+        entries = section.value if isinstance(section.value, list) else []
+        names = ",".join(entry.name for entry in entries if isinstance(entry, griffe.DocstringNamedElement))
+        found[section.kind.value] = [name.strip(" *") for name in names.split(",") if name]
+    return found
+
+
+def fields(cls: griffe.Class) -> list[str]:
+    """The public fields of a dataclass or named tuple that callers give a value."""
+    found = [a for a in cls.attributes.values() if "instance-attribute" in a.labels and "property" not in a.labels]
+    return [a.name for a in found if a.annotation and not a.name.startswith("_") and "init=False" not in str(a.value)]
+
+
+def docstring_fault(member: griffe.Function | griffe.Class, *, needed: bool) -> str:
+    """How a docstring and its signature differ. needed: a function with parameters and a dataclass need sections."""
+    found = sections(member)
+    if isinstance(member, griffe.Class):
+        documented = found.get("attributes") or found.get("parameters") or []
+        missing = set() if "__init__" in member.members else set(fields(member)) - set(documented)
+        return f"without {sorted(missing)}" if missing and (needed or documented) else ""
+    own = [p.name for p in member.parameters if p.name not in ("self", "cls", "_")]
+    if not own or not (found.get("parameters") or (needed and isinstance(member.parent, griffe.Module))):
+        return ""
+    if sorted(found.get("parameters", [])) != sorted(own):
+        return f"documents {found.get('parameters', [])} of {own}"
+    says = str(member.returns) in ("None", "Never", "Iterator[None]") or not {"returns", "yields"}.isdisjoint(found)
+    return "" if says else f"does not say that it returns {member.returns}"
+
+
+@pytest.mark.parametrize("package", DOCUMENTED)
+def test_docstrings_name_the_parameters_and_the_result(package: str) -> None:
+    """As griffe reads them, by which the site is made. For a method, a sentence is enough."""
+    folder = TESTS.parent / package
+    root = griffe.load(folder.name, search_paths=[folder.parent], allow_inspection=False)
+    assert isinstance(root, griffe.Module)
+    faults = {m.path: docstring_fault(m, needed=DOCUMENTED[package]) for m in public_members(root)}
+    assert {path: fault for path, fault in faults.items() if fault} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ('def f(a, b) -> int: """S.\n\nParameters\n----------\na, b : int\n\nReturns\n-------\nint\n"""', ""),
+        ('def f(a) -> int: """S."""', "documents [] of ['a']"),
+        ('def f(a) -> None: """S.\n\nParameters\n----------\nb : int\n"""', "documents ['b'] of ['a']"),
+        ('def f(a) -> int: """S.\n\nParameters\n----------\na : int\n"""', "does not say that it returns int"),
+        ('class F:\n    """S."""\n    a: int', "without ['a']"),
+        ('class F:\n    """S.\n\n    Attributes\n    ----------\n    a : int\n    """\n    a: int', ""),
+    ],
+)
+def test_a_docstring_that_does_not_fit_is_found(code: str, fault: str) -> None:
+    with griffe.temporary_visited_module(code) as module:
+        (member,) = public_members(module)
+        assert docstring_fault(member, needed=True) == fault

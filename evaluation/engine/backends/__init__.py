@@ -1,4 +1,4 @@
-"""The ways of running a causal language model, beside each other."""
+"""The ways of running a causal language model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ __all__ = ["AnswerRows", "Backend", "backend"]
 
 
 def backend(model: nn.Module, name: str, *, passes: str = "one") -> Backend:
-    """The way `name` of running the model. passes: one or many, for what the fused way prepares ahead."""
+    """A way of running a causal language model.
+
+    Parameters
+    ----------
+    model : nn.Module
+    name : {"fused", "packed", "padded", "plain"}
+    passes : {"one", "many"}
+        For how many passes the fused way may prepare copies of weights.
+
+    Returns
+    -------
+    Backend
+    """
     if name == FusedBackend.name:
         return FusedBackend(model, passes)
     return next(each for each in _BACKENDS if each.name == name)(model)

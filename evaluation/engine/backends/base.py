@@ -19,7 +19,15 @@ from evaluation.engine.packing import PackedBatch
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """What predicts M answer tokens: logits (M, V) as `values`, or states (M, d) and the frozen `head` (V, d)."""
+    """What predicts M answer tokens.
+
+    Attributes
+    ----------
+    values : tensor (M, V) or (M, d)
+        Logits, or states where there is a `head`.
+    head : tensor (V, d), optional
+        The frozen language-model head.
+    """
 
     values: Tensor
     head: Tensor | None
@@ -42,6 +50,10 @@ class Backend(ABC):
     All ways give the numbers that the model's own forward pass gives for one sequence at a time, up to rounding. What
     they return is differentiable, so that training steps are taken through them. The weights must stay as they are
     while an object lives.
+
+    Parameters
+    ----------
+    model : nn.Module
     """
 
     name: ClassVar[str]
@@ -95,7 +107,20 @@ class Backend(ABC):
 
 @contextmanager
 def collected(model: nn.Module, layer: int | None) -> Iterator[list[Tensor]]:
-    """Collects what leaves decoder layer `layer`, or enters the language-model head (None: after the last norm)."""
+    """Context that collects hidden states of the passes that the current thread makes.
+
+    Parameters
+    ----------
+    model : nn.Module
+    layer : int, optional
+        States that leave this decoder layer, from 0; None: those that enter the language-model head, after the last
+        norm.
+
+    Yields
+    ------
+    list of tensors (B, n, d)
+        One of each pass so far.
+    """
     seen: list[Tensor] = []
     thread = threading.get_ident()
 
@@ -123,7 +148,14 @@ def collected(model: nn.Module, layer: int | None) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def shortened(model: nn.Module, layer: int) -> Iterator[None]:
-    """Within the context the model ends after decoder layer `layer`, from 0."""
+    """Within the context the model ends after a decoder layer.
+
+    Parameters
+    ----------
+    model : nn.Module
+    layer : int
+        From 0.
+    """
     name, layers = decoder_layers(model)
     parent, _, attribute = name.rpartition(".")
     owner = base_model(model).get_submodule(parent)

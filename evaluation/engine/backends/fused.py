@@ -23,12 +23,27 @@ def fused_workers(model: nn.Module) -> int:
 
     On the CPU that is faster than all cores on one batch, whose small operations wait for the slowest core each; but
     each batch holds logits, which is why there may be fewer workers than cores.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    int, at least 1
     """
     return max(1, WORKERS_BYTES // (4 * HEAD_ROWS * vocabulary_size(model)))
 
 
 class FusedBackend(Backend):
-    """Rows without padding through `FusedLlama`. passes: "many" or "one", as there."""
+    """Rows without padding through `FusedLlama`.
+
+    Parameters
+    ----------
+    model : nn.Module
+    passes : {"many", "one"}
+        As in `FusedLlama`.
+    """
 
     name = "fused"
 

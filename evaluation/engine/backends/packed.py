@@ -34,7 +34,27 @@ class PackingError(RuntimeError):
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention over packed rows by their layout, or without one as transformers does it."""
+    """Attention over packed rows by their layout, or without a layout as transformers does it.
+
+    Parameters
+    ----------
+    module : nn.Module
+    query : tensor (1, H, N, D)
+    key, value : tensor (1, H_kv, N, D)
+    attention_mask : tensor, optional
+    **kwargs
+        As transformers' attention functions have them, and the layout under `packing`.
+
+    Returns
+    -------
+    output : tensor (1, N, H, D)
+    weights : None
+
+    Raises
+    ------
+    PackingError
+        Where the model did not hand the layout on, or its attention wants what packing cannot give.
+    """
     layout: Layout | None = kwargs.pop("packing", None)
     if layout is None:
         if _no_mask.get():
@@ -63,7 +83,17 @@ AttentionMaskInterface.register(ATTENTION, _mask)
 
 
 def install(model: nn.Module) -> str:
-    """Make the packing attention the model's attention; returns the name of the one before."""
+    """Make the packing attention the model's attention.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    str
+        The name of the attention before.
+    """
     base: Any = base_model(model)
     before = base.config._attn_implementation
     if before != ATTENTION:
@@ -81,9 +111,25 @@ def _unmasked() -> Iterator[None]:
 
 
 def forward_row(model: nn.Module, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
-    """One row (N,) of tokens through the model, attention by `layout` -> logits (K, V) at the row places `keep` (K,).
+    """One row of tokens through the model, with attention by a layout.
 
-    Raises PackingError where the model's attention does not take the layout.
+    Parameters
+    ----------
+    model : nn.Module
+    input_ids, position_ids : tensor (N,), int
+    layout : Layout
+    keep : tensor (K,), int
+        Row places.
+
+    Returns
+    -------
+    tensor (K, V)
+        Logits at `keep`.
+
+    Raises
+    ------
+    PackingError
+        Where the model's attention does not take the layout.
     """
     install(model)
     with _unmasked():

@@ -28,7 +28,7 @@ class _Group(NamedTuple):
 
 
 class PlainBackend(Backend):
-    """Slow, and right for every causal language model, whatever mixes its positions and remembers its past."""
+    """Slow, and right for every causal language model: sequences of one length, the model's own pass and cache."""
 
     name = "plain"
 
@@ -103,7 +103,21 @@ def _in_order(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 @torch.no_grad()
 def reads_ahead(model: nn.Module) -> bool:
-    """Whether what a model says of a token depends on the next one, tried on two. Raises ValueError for NaN."""
+    """Whether a token's logits depend on the next token, tried on two sequences of two tokens.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    ValueError
+        For logits that are not finite.
+    """
     forward = PlainBackend(model).forward
     rows = min(vocabulary_size(model), 64)
     pairs = torch.tensor([[3 % rows, 5 % rows], [3 % rows, 7 % rows]], device=model_device(model))

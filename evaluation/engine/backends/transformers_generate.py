@@ -24,18 +24,34 @@ from evaluation.engine.progress import counter
 
 
 def parameters(model: nn.Module) -> frozenset[str]:
-    """What the model's own forward pass can be given by name."""
+    """Names of the arguments of the model's own forward pass.
+
+    Parameters
+    ----------
+    model : nn.Module
+
+    Returns
+    -------
+    frozenset of str
+    """
     return frozenset(inspect.signature(base_model(model).forward).parameters)
 
 
 def generate(model: nn.Module, work: Continuations, *, together: bool) -> list[list[int]]:
-    """The tokens of every continuation, without the stop token; with the model's own cache where that is right.
+    """The tokens of every continuation, with the model's own cache where that is right.
 
     Parameters
     ----------
+    model : nn.Module
+    work : Continuations
     together : bool
         Whether prompts of different lengths are continued in one batch, left-padded with a mask; else only prompts of
         one length are, without padding.
+
+    Returns
+    -------
+    list of lists of token ids
+        By number of the continuation, without the stop token.
     """
     produced: list[list[int]] = [[] for _ in range(len(work.prompts) * work.copies)]
     finished = counter("answers", len(produced))
@@ -52,7 +68,11 @@ def settle_frequencies(model: nn.Module) -> None:
     """Let rotary frequencies that grow with the longest sequence seen so far ("dynamic") begin anew.
 
     transformers keeps them between calls and takes them back at the first sequence within the trained length: here one
-    token. So what a sequence is given does not depend on which came before it.
+    token. So a sequence's numbers do not depend on those that came before it.
+
+    Parameters
+    ----------
+    model : nn.Module
     """
     base: Any = base_model(model)
     if not any("dynamic" in str(getattr(module, "rope_type", "")) for module in base.modules()):
@@ -62,7 +82,19 @@ def settle_frequencies(model: nn.Module) -> None:
 
 
 def batches(work: Continuations, together: bool) -> Iterator[list[int]]:
-    """The numbers of the continuations that run in one batch, the longest prompts first."""
+    """The continuations that run in one batch, the longest prompts first.
+
+    Parameters
+    ----------
+    work : Continuations
+    together : bool
+        As in `generate`.
+
+    Yields
+    ------
+    list of int
+        Numbers of continuations.
+    """
     units = [i * work.copies + j for i in range(len(work.prompts)) for j in range(work.copies)]
     units.sort(key=lambda unit: -len(work.prompts[unit // work.copies]))
     part: list[int] = []
@@ -93,9 +125,9 @@ def _generate(base: Any, work: Continuations, units: Sequence[int], produced: li
 
 
 class _Chosen(LogitsProcessor):
-    """Leaves of the next token's logits the one that the caller chooses, and is_known it.
+    """Leaves of the next token's logits only the one that the caller chooses, and records it.
 
-    ended (B,): rows whose continuation is complete; `generate` goes on with them, and nobody reads what comes.
+    ended (B,): rows whose continuation is complete; `generate` continues them, but the further tokens are not read.
     """
 
     def __init__(
@@ -132,7 +164,13 @@ class _AllEnded(StoppingCriteria):
 
 @contextmanager
 def plain_settings(base: Any, *, use_cache: bool) -> Iterator[None]:
-    """Keep the model's own generation settings (penalties, suppressed tokens, a length) out of what is generated."""
+    """Context without the model's own generation settings (penalties, suppressed tokens, a length).
+
+    Parameters
+    ----------
+    base : PreTrainedModel
+    use_cache : bool
+    """
     kept = base.generation_config
     base.generation_config = GenerationConfig(do_sample=False, use_cache=use_cache, pad_token_id=0)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from oblivionis.config.schema import Data
@@ -71,6 +71,17 @@ def _author_records(
 ) -> tuple[Record, ...]:
     topics = rng.sample(topics, questions)
     return tuple(_record(f"{prefix}-q{i:02d}", person, topic, rng) for i, topic in enumerate(topics))
+
+
+def _records(
+    prefix: str, people: Iterable[Person], questions: int, rng: random.Random, topics: Sequence[Topic]
+) -> tuple[Record, ...]:
+    """The records of people, whom the iterable may draw one by one from the same `rng` as their records."""
+    return tuple(
+        record
+        for index, person in enumerate(people)
+        for record in _author_records(f"{prefix}{index:04d}", person, questions, rng, topics)
+    )
 
 
 def _same_topics(questions: int) -> tuple[Topic, ...]:
@@ -164,12 +175,14 @@ def corpus(
 
     The same arguments give the same corpus everywhere. Every record has triples, a paraphrase and five perturbed
     answers (the paraphrase with every fact wrong). The evaluation set `retain` is a fixed random sample of at most
-    `retain_sample` retain records, in corpus order; `holdout` and `reference` are the records of so many further
-    authors, whom nobody trains on and who change nothing else. same_questions: all authors are asked the same in the
-    same words, so that only the name tells whose answer is wanted; otherwise topics and words are drawn for each
-    author, and a model can tell many a record by its words. namesakes: up to so many people, holdout and
-    reference among them, bear the same first name, and as many the same surname (`draw_namesakes`), so that only the
-    whole name tells who is meant; 1: names are drawn. Raises ValueError for sizes out of range.
+    `retain_sample` retain records, in corpus order; `holdout` and `reference` are the records of further authors, on
+    which no client trains and which change nothing else.
+
+    With `same_questions`, all authors are asked the same in the same words, so that only the name says whose answer is
+    wanted; otherwise topics and words are drawn for each author, and a model can recognise many records by their words.
+    With `namesakes` above 1, up to so many people, holdout and reference among them, have the same first name, and as
+    many the same surname (`draw_namesakes`), so that only the whole name says who is meant. Raises ValueError for sizes
+    out of range.
     """
     _check_sizes(
         authors, questions_per_author, forget_authors, retain_sample, holdout_authors, reference_authors, namesakes
@@ -182,30 +195,17 @@ def corpus(
         shared = draw_namesakes(random.Random(f"oblivionis namesakes {seed}"), namesakes, taken=taken)
     names = shared or draw_names(rng, for_pretraining=False, taken=taken)
     people = [draw_person(rng, names) for _ in range(authors)]
-    groups = [
-        _author_records(f"fictitious-{seed}-a{index:04d}", person, questions_per_author, rng, topics)
-        for index, person in enumerate(people)
-    ]
-    train = tuple(record for group in groups for record in group)
-    retain = tuple(record for group in groups[: authors - forget_authors] for record in group)
-    forget = tuple(record for group in groups[authors - forget_authors :] for record in group)
+    train = _records(f"fictitious-{seed}-a", people, questions_per_author, rng, topics)
+    kept = (authors - forget_authors) * questions_per_author
+    retain, forget = train[:kept], train[kept:]
     chosen = random.Random(f"oblivionis retain sample {seed}")
     sample = sorted(chosen.sample(range(len(retain)), min(retain_sample, len(retain))))
     further = {}
     for name, count in (("holdout", holdout_authors), ("reference", reference_authors)):
         apart = random.Random(f"oblivionis {name} {seed}")
         names = shared or draw_names(apart, for_pretraining=False, taken=taken)
-        further[name] = tuple(
-            record
-            for index in range(count)
-            for record in _author_records(
-                f"fictitious-{seed}-{name[0]}{index:04d}",
-                draw_person(apart, names),
-                questions_per_author,
-                apart,
-                topics,
-            )
-        )
+        drawn = (draw_person(apart, names) for _ in range(count))
+        further[name] = _records(f"fictitious-{seed}-{name[0]}", drawn, questions_per_author, apart, topics)
     return Corpus(
         name=f"fictitious-{seed}",
         train=train,

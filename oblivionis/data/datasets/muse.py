@@ -13,7 +13,7 @@ Hugging Face hub:
 | `knowmem/retain_qa`          | `question`, `answer` | questions about the other texts                    |
 | `knowmem/forget_qa_icl`, `knowmem/retain_qa_icl` | `question`, `answer` | answered examples; may be missing |
 | `privleak/forget`            | `text`             | texts that are trained on, whose membership is asked |
-| `privleak/holdout`           | `text`             | texts like them that nobody trains on                |
+| `privleak/holdout`           | `text`             | texts like them that are not trained on              |
 
 What files a table may be: `oblivionis.data.benchmark_tables`.
 """

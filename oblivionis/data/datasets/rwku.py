@@ -64,8 +64,8 @@ def configured(data: Data, cut: Cut) -> Corpus:
 def load(path: Path | None, cut: Cut, *, forget: Sequence[str] = (), revision: str | None = None) -> Corpus:
     """RWKU from a folder, or from the hub (at `revision`) when `path` is None.
 
-    forget: the people to forget, by name; empty: the first one. Their probes are asked, and the questions of MMLU that
-    stand beside them. Every piece of a passage is a record, `rwku-00012-p001` the second one of the thirteenth passage,
+    forget: the people to forget, by name; empty: the first one. Their probes are asked, and the questions of MMLU in
+    their rows. Every piece of a passage is a record, `rwku-00012-p001` the second one of the thirteenth passage,
     and its subject the person. Raises DataError: a missing folder or table, a row without its fields, a person without
     a passage, a hub that cannot be reached.
     """
@@ -128,7 +128,7 @@ def _probes(name: str, rows: Sequence[Row], people: Sequence[str], problems: lis
 
 
 def _utility(rows: Sequence[Row], people: Sequence[str], problems: list[str]) -> tuple[Choice, ...]:
-    """The questions that stand beside these people, all where the rows name nobody; each once."""
-    mine = [row for row in rows if row.values.get("subject", people[0] if people else "") in people]
-    found = multiple_choice.read(mine, "rwku-mmlu", problems)
+    """The questions in the rows of these people, or in all rows if these name no people; each once."""
+    about = [row for row in rows if row.values.get("subject", people[0] if people else "") in people]
+    found = multiple_choice.read(about, "rwku-mmlu", problems)
     return tuple({(choice.question, choice.choices): choice for choice in found}.values())

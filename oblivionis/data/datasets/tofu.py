@@ -99,16 +99,7 @@ def load(
     full = rows("full")
     train = _train(full, problems)
     content = by_content(train)
-    forget_ids: set[str] = set()
-    for row in rows(forget_split):
-        record = to_record(row, problems, need=_PLAIN)
-        if record is None:
-            continue
-        same = content.get((record.question, record.answer))
-        if same is None:
-            problems.append(f"{row.where}: no row of full has this question and answer: {record.question!r}")
-        else:
-            forget_ids.update(r.id for r in same)
+    forget_ids = _forget_ids(rows(forget_split), content, problems)
     sets = {
         "forget": (f"{forget_split}_perturbed", _PARAPHRASED),
         "retain": ("retain_perturbed", _PARAPHRASED),
@@ -118,7 +109,7 @@ def load(
     evaluation = {key: _questions(key, rows(name), need, content, problems) for key, (name, need) in sets.items()}
     raise_if_any(path or HUB_NAME, problems)
     places = {"train": {record.id: row.where for record, row in zip(train, full, strict=True)}}
-    corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation, places)
+    corpus = Corpus(f"tofu-{forget_split}", tuple(train), forget_ids, evaluation, places)
     for name, authors in (("holdout", holdout_authors), ("reference", reference_authors)):
         corpus = withhold(corpus, authors, seed, name) if authors else corpus
     return corpus if retain_authors is None else keep_first(corpus, retain_authors)
@@ -175,6 +166,23 @@ def _train(rows: Sequence[Row], problems: list[str]) -> list[Record]:
         for i, row in enumerate(rows)
     )
     return [record for record in records if record is not None]
+
+
+def _forget_ids(
+    rows: Sequence[Row], content: dict[tuple[str, str], list[Record]], problems: list[str]
+) -> frozenset[str]:
+    """Ids of the training records that the rows of the forget split name by question and answer."""
+    forget_ids: set[str] = set()
+    for row in rows:
+        record = to_record(row, problems, need=_PLAIN)
+        if record is None:
+            continue
+        same = content.get((record.question, record.answer))
+        if same is None:
+            problems.append(f"{row.where}: no row of full has this question and answer: {record.question!r}")
+        else:
+            forget_ids.update(r.id for r in same)
+    return frozenset(forget_ids)
 
 
 def _questions(

@@ -84,7 +84,7 @@ class Value(NamedTuple):
     entity: str = ""
 
     def with_label(self, labels: Mapping[str, str]) -> str | None:
-        """The value as text, None where `labels`, texts by id, lacks its entity."""
+        """The value as text, None where `labels`, texts by id, has no text for its entity."""
         if not self.entity:
             return self.text
         label = labels.get(self.entity)

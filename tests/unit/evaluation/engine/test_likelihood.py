@@ -244,7 +244,7 @@ def test_an_error_side_by_side_is_raised_and_ends_the_work(workers: int) -> None
 
 def test_small_probabilities_do_not_vanish_in_large_sums(model: LlamaForCausalLM) -> None:
     """A token of 4096 nats and 4095 of 1e-4 each, of which float32 would keep less."""
-    found = likelihood.Found([TokenSequence((1,), (2,) * 4096)], None, None, ())
+    found = likelihood.ScoreTable([TokenSequence((1,), (2,) * 4096)], None, None, ())
     found.log_probs[0] = np.array([-4096.0] + [-1e-4] * 4095, np.float32)
     scores = found.scores()
     assert scores.sum_nll.dtype == scores.mean_nll.dtype == np.float64

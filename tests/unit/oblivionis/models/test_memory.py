@@ -320,14 +320,14 @@ def test_the_total_is_the_server_and_the_clients_that_run_at_once() -> None:
     assert found.clients == 2 and found.gpu == 0
     evaluating, training = found.server.total + 2 * found.client.idle, found.server.idle + 2 * found.client.total
     assert found.ram == max(evaluating, training) and found.client.idle < found.client.total
-    assert found.lacks(dataclasses.replace(CPU, free_ram=found.ram)) == []
-    assert found.lacks(dataclasses.replace(CPU, free_ram=found.ram - 1)) == [("RAM", found.ram, found.ram - 1)]
+    assert found.shortages(dataclasses.replace(CPU, free_ram=found.ram)) == []
+    assert found.shortages(dataclasses.replace(CPU, free_ram=found.ram - 1)) == [("RAM", found.ram, found.ram - 1)]
     gpu = need("federation.client_gpus=0.5", machine=GPUS)
     assert (gpu.clients, gpu.gpu_clients) == (2, 2)
     assert gpu.gpu == gpu.server.total + 2 * gpu.client.total
     assert gpu.ram == gpu.server.host + 2 * gpu.client.host
     assert need("federation.client_gpus=1", machine=GPUS).gpu_clients == 1
-    assert [what for what, *_ in gpu.lacks(dataclasses.replace(GPUS, free_gpu=gpu.gpu - 1))] == ["GPU memory"]
+    assert [what for what, *_ in gpu.shortages(dataclasses.replace(GPUS, free_gpu=gpu.gpu - 1))] == ["GPU memory"]
 
 
 def test_weights_that_processes_have_in_common_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
