@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from benchmarks.scheduling.executors import LocalExecutor
+from benchmarks.scheduling.scheduler import Scheduler
+from benchmarks.scheduling.tasks import Task, prepare
 from benchmarks.tuning import settings
 from benchmarks.tuning.requests import subjects_of
 from benchmarks.tuning.settings import Source
@@ -29,6 +33,7 @@ from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
+from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import not_measured
 from oblivionis.runs.reuse import check_updates
 
@@ -199,34 +204,38 @@ def _work(planned: Plan, console: Console) -> None:
 
     wanted = planned.wanted
     (wanted.output / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed; the folder is ours
-    workers = running.Workers(console, wanted.jobs)
-    base = running.start_base(wanted.output / "base", planned.base, planned.source)
-    running.complete(workers, {"finetuned and retrained model": (base, planned.base)})
+    scheduler = Scheduler(LocalExecutor(wanted.jobs), console)
+    base = RunDirectory((wanted.output / "base").resolve())
+    begin = partial(running.start_base, base, planned.base, planned.source)
+    running.complete(scheduler, [Task("base", "finetuned and retrained model", planned.base, base, begin)])
     terms = _terms(base, planned)
     if terms.utility != UTILITIES[0] and (note := left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
         said = f"warning: the utility is {evaluators.reader_name(terms.utility)}, for {note}"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     updates = planned.source.run or base
 
-    def begin(folder: Path, config: Config) -> Any:
-        return running.prepare(folder, config, base, updates)
+    def start(key: str, label: str, config: Config, folder: Path) -> Task:
+        run, stages = RunDirectory(folder.resolve()), {stage: base for stage in settings.STAGES}
+        return Task(key, label, config, run, lambda: prepare(run, config, stages, updates))
 
-    first = {}
-    for method in planned.methods:
-        run = begin(wanted.output / method.label / running.UNTUNED, method.untuned)
-        first[f"{method.label} untuned"] = (run, method.untuned)
-    running.complete(workers, first)
+    first = {
+        method.label: start(
+            method.label, f"{method.label} untuned", method.untuned, wanted.output / method.label / running.UNTUNED
+        )
+        for method in planned.methods
+    }
+    running.complete(scheduler, [*first.values()])
     rounds = planned.base.federation.rounds.unlearn
     found: list[Any] = []
     facts = _facts(planned, terms)
     for method in planned.methods:
-        run, config = first[f"{method.label} untuned"]
+        task = first[method.label]
+        run, config = task.run, task.config
         told = running.judged(run, config, terms)
         values = {d.path: untuned(config, d.path) for d in method.space}
         search = Search(wanted.output, method.label, method.space, wanted.seed, rounds)
         search.learn(values, told, running.curve(run, terms.oracle))
-        place = wanted.output / method.label
-        running.Trials(search, workers, place, config, terms, begin, wanted.trials, method.label).execute()
+        running.Trials(search, scheduler, task, terms, start, wanted.trials, method.label).execute()
         entry = results.Entry(None, values, told)
         keys = settings.own_keys(config, planned.source.config)
         found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))

@@ -16,9 +16,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from benchmarks.federated import identity, processes
+from benchmarks.federated import identity
 from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
-from benchmarks.federated.processes import Job, Slot
+from benchmarks.scheduling import processes
+from benchmarks.scheduling.processes import Job, Slot
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.runs.directory import RunDirectory, package_versions
