@@ -18,10 +18,9 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks.federated.options import Options, RayCluster, Slurm
-from oblivionis.config.compose import instance, tree_of
+from oblivionis.config.compose import settings_of
 from oblivionis.config.configuration_layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
-from oblivionis.config.values import check_value, keys_of, sections
 from oblivionis.config.yaml_files import display, read_yaml
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.files import write_atomic
@@ -264,28 +263,9 @@ def _read(file: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, tuple[Any,
     return {**kept, **own}, {**more_places, **places}, [*more, *problems]
 
 
-def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str], whole: bool) -> Any:
+def _settings(kind: Kind, values: dict[str, tuple[Any, str]], places: Mapping[str, str], whole: bool) -> Any:
     """The checked settings of `values`: for a dotted path its value and its place."""
-    keys = {key.path: key for key in keys_of(kind.settings, kind.settings())}
-    groups = [path for path, _ in sections(kind.settings) if path]
-    mappings = [path for path, key in keys.items() if key.kind is dict]
-    good: dict[str, Any] = {}
-    problems: list[Problem] = []
-    for path, (value, where) in values.items():
-        if path in keys:
-            good[path], problem = check_value(keys[path], value, where)
-            problems += [problem] if problem else []
-        elif path in groups:
-            problems.append(Problem(path, f"{value!r} is not a section", "a mapping", "", where))
-        elif any(path.startswith(f"{mapping}.") for mapping in mappings):
-            good[path] = value
-        else:
-            hint = did_you_mean(path, [*keys, *groups])
-            expected = "" if hint else f"one of {', '.join(sorted({key.split('.')[0] for key in keys}))}"
-            problems.append(Problem(path, "unknown key", expected, hint, where))
-    if problems:
-        raise ConfigError(problems)
-    settings = instance(kind.settings, tree_of(good))
+    settings = settings_of(kind.settings, values)
     problems = kind.problems(settings, {**places, **{p: where for p, (_, where) in values.items()}}) if whole else []
     if problems:
         raise ConfigError(problems)

@@ -117,14 +117,15 @@ def compare(model: Any, prompts: list[tuple[int, ...]], sizes: list[int], pad_id
 def audit(folder: Path, model: str) -> None:
     """Audit forget01 and print time and peak memory."""
     from evaluation.leakage.functions import Asked, rouge_l_recall
-    from evaluation.leakage.summary import Terms
-    from oblivionis.audits.leakage import Sampling, audit_leakage, find_subject
+    from oblivionis.audits.leakage import audit_leakage
+    from oblivionis.audits.loaded_model import find_subject
+    from oblivionis.config.schema import LeakageAudit
 
     rows = read(folder / "forget01_perturbed.json")
     asked = [Asked(str(i), row["question"], row["answer"]) for i, row in enumerate(rows)]
     subject = find_subject(model, None, [])
     with tempfile.TemporaryDirectory() as out:
-        result = audit_leakage(subject, asked, rouge_l_recall, Terms(), Sampling(1024), Path(out))
+        result = audit_leakage(subject, asked, rouge_l_recall, LeakageAudit(), Path(out))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{len(asked)} questions x 1024 samples: {result.seconds:.0f} s, peak memory {peak:.0f} MiB")
 

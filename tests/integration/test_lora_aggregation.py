@@ -11,7 +11,7 @@ from support.stages import Recorded, execute, final_metrics, new_run
 
 from oblivionis import seeds
 from oblivionis.assessment.assessor import evaluate_checkpoint
-from oblivionis.audits.leakage import find_subject
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.client.worker import resident
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.models import adapters, lora
