@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 from benchmarks.federated.options import RayCluster, Reserve, Slurm
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError, RunFailed
+from oblivionis.files import read_json
 
 TEXT = "text"
 RESULTS_FILE = "results.parquet"
@@ -351,13 +353,10 @@ def tune(
 
     Objective: the distance from the retrained model, two-sided; constraint: enough utility is left.
     """
-    from importlib.util import find_spec
-
-    if find_spec("optuna") is None:
+    if importlib.util.find_spec("optuna") is None:
         raise OblivionisError("oblivionis tune takes Optuna, which is not installed: pip install 'oblivionis[tune]'")
     from benchmarks.tuning.tune import Wanted
     from benchmarks.tuning.tune import tune as run_tuning
-    from oblivionis.files import read_json
 
     folder = output or Path("runs") / "tune" / Path(run).stem
     wanted = Wanted(

@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.federated import collecting, results, slurm
-from benchmarks.federated.executors.ray_tasks import RayExecutor
 from benchmarks.federated.graph import Graph, Node, plan
 from benchmarks.federated.matrix import Cell
 from benchmarks.federated.options import Options, RayCluster, Slurm
@@ -91,6 +90,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
 def _executor(options: Options, pending: Sequence[Node], console: Console) -> Executor:
     """Where this suite's runs are done."""
     if isinstance(options.away, RayCluster):
+        from benchmarks.federated.executors.ray_tasks import RayExecutor  # Ray: a suite of this machine does without
 
         def tell(text: str) -> None:
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

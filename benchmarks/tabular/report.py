@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.tabular import data
+from benchmarks.tabular import data, plots
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
 from benchmarks.tabular.results import Rows, label
 from benchmarks.tabular.settings import Settings
@@ -68,8 +68,6 @@ def write(
 
     described: what datasets.json says.
     """
-    from benchmarks.tabular import plots  # matplotlib: what only makes tables does without
-
     rows = planned(settings, frame)
     common = [gaps(rows), ranks(rows), output_level(rows), baselines(rows)]
     single = [single_dataset(rows.alone(name)) for name in rows.titles]

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
@@ -22,20 +22,26 @@ from rich.console import Console
 from benchmarks.scheduling.executors import LocalExecutor
 from benchmarks.scheduling.scheduler import Scheduler
 from benchmarks.scheduling.tasks import Task, prepare
-from benchmarks.tuning import settings
+from benchmarks.tuning import objective, running, settings
 from benchmarks.tuning.requests import subjects_of
+from benchmarks.tuning.running import Terms
 from benchmarks.tuning.settings import Source
 from benchmarks.tuning.space import Dimension, read_file, space, untuned
+from benchmarks.tuning.study import JOURNAL, Search
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
+from oblivionis.data.corpora import load_corpus
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import not_measured
 from oblivionis.runs.reuse import check_updates
+
+if TYPE_CHECKING:
+    from benchmarks.tuning.results import Found
 
 CLAIM, EXPERIMENT = "tuning.yaml", "experiment.yaml"
 UTILITY = "model_utility"
@@ -199,8 +205,7 @@ def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
 
 
 def _work(planned: Plan, console: Console) -> None:
-    from benchmarks.tuning import results, running
-    from benchmarks.tuning.study import JOURNAL, Search
+    from benchmarks.tuning import results  # matplotlib: mistakes are told without it
 
     wanted = planned.wanted
     (wanted.output / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed; the folder is ours
@@ -226,7 +231,7 @@ def _work(planned: Plan, console: Console) -> None:
     }
     running.complete(scheduler, [*first.values()])
     rounds = planned.base.federation.rounds.unlearn
-    found: list[Any] = []
+    found: list[Found] = []
     facts = _facts(planned, terms)
     for method in planned.methods:
         task = first[method.label]
@@ -242,14 +247,14 @@ def _work(planned: Plan, console: Console) -> None:
         heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
         results.write(wanted.output, found, facts, heads)
     console.print(results.table(found, terms.oracle, terms.least_utility))
-    _say(planned, found, console)
+    efforts = [results.effort_in_words(each.budget) for each in found]
+    _say(planned, found, efforts, console)
 
 
-def _terms(base: Any, planned: Plan) -> Any:
+def _terms(base: RunDirectory, planned: Plan) -> Terms:
     """The retrained model's values. Raises RunError where nothing was measured or it has no utility."""
-    from benchmarks.tuning import objective, running
-
     summary, log = base.stage_summary("retrain"), base.evaluation_log("retrain") or {}
+    assert summary is not None
     convention = planned.base.evaluation.truth_ratio
     values, errors = objective.measured(summary["metrics"], log, convention), objective.standard_errors(log, convention)
     values = {name: value for name, value in values.items() if name in errors}
@@ -263,16 +268,16 @@ def _terms(base: Any, planned: Plan) -> Any:
             "its report"
         )
     oracle = objective.Oracle(values, errors, summary["metrics"][utility])
-    return running.Terms(oracle, utility, planned.wanted.least_utility)
+    return Terms(oracle, utility, planned.wanted.least_utility)
 
 
-def left_out(base: Any, metrics: Sequence[str]) -> str:
+def left_out(base: RunDirectory, metrics: Sequence[str]) -> str:
     """Why the retrained model has none of some metrics, where there is a reason; else empty."""
-    notes = base.stage_summary("retrain").get("notes", {})
+    notes = (base.stage_summary("retrain") or {}).get("notes", {})
     return next((f"{evaluators.reader_name(name)} is left out: {notes[name]}" for name in metrics if name in notes), "")
 
 
-def _facts(planned: Plan, terms: Any) -> dict[str, Any]:
+def _facts(planned: Plan, terms: Terms) -> dict[str, Any]:
     wanted = planned.wanted
     return {
         "run": wanted.run,
@@ -291,8 +296,6 @@ def _facts(planned: Plan, terms: Any) -> dict[str, Any]:
 
 def _records(planned: Plan) -> dict[str, list[str]]:
     """The ids of the records that the tuning forgets, and of those that the run itself does."""
-    from oblivionis.data.corpora import load_corpus
-
     reported = planned.source.config.data
     return {
         "tuned_on": sorted(load_corpus(planned.base.data).forget_ids),
@@ -313,15 +316,13 @@ def _head(planned: Plan, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
-    from benchmarks.tuning.results import effort_in_words
-
+def _say(planned: Plan, found: Sequence[Found], efforts: Sequence[str], console: Console) -> None:
     folder = planned.wanted.output
-    for each in found:
+    for each, effort in zip(found, efforts, strict=True):
         budget = each.budget
         console.print(
             f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
-            f"failed; {effort_in_words(budget)}; tuned: {folder / each.method / 'tuned.yaml'}",
+            f"failed; {effort}; tuned: {folder / each.method / 'tuned.yaml'}",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -14,6 +14,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, TaskCancelledError
+
 from benchmarks.federated.executors import ray_worker
 from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
 from benchmarks.federated.executors.ray_worker import Begun, Ended, Order, Probe
@@ -135,8 +138,6 @@ class RayExecutor:
 
     def submit(self, task: Task) -> RayTask:
         """Ask Ray for a machine."""
-        import ray
-
         parcel = [] if self.sharing else [ray.put(piece) for piece in pieces(task.run.path)]
         demand = self.demands[task.key]
         method, versions = task.config.unlearning.method, ray_worker.versions()
@@ -165,8 +166,6 @@ class RayExecutor:
 
     def stop(self, works: Sequence[Work]) -> None:
         """Cancel tasks and wait some seconds for their ends; what is left of them ends with this process."""
-        import ray
-
         stopped = [task for task in self.tasks if task in works]
         for task in stopped:
             with suppress(Exception):
@@ -209,8 +208,6 @@ class RayTask:
 
     def begin(self) -> None:
         """Ask for a machine, for the first time or again."""
-        import ray
-
         self.drop()
         self.host, self._line, self.times = "", "", self.times + 1
         task: Any = ray.remote(ray_worker.work).options(
@@ -248,9 +245,6 @@ class RayTask:
 
     def listen(self) -> str | None:
         """Take what has come. A text where the machine was lost, None otherwise."""
-        import ray
-        from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, TaskCancelledError
-
         while self.outcome is None and ray.wait([self.stream], timeout=0)[0]:
             try:
                 said: Any = ray.get(next(self.stream))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from filelock import FileLock, Timeout
 
 from benchmarks.federated import identity
@@ -130,8 +131,6 @@ def work(order: Order) -> Iterator[Begun | str | Piece | Ended]:
 
 def _start(folder: Path, cores: tuple[int, ...], order: Order) -> Job:
     """The process of the run: on its cores, on the GPUs that Ray gave this task, and without Ray's own variables."""
-    import ray
-
     gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     place = order.folder if order.folder.is_dir() else folder
@@ -151,8 +150,6 @@ def _followed(job: Job) -> Iterator[str]:
 @contextmanager
 def _unpacked(order: Order) -> Iterator[Path]:
     """The run's files in a folder of this machine, which is deleted in the end."""
-    import ray
-
     root = Path(tempfile.mkdtemp(prefix="oblivionis-"))
     try:
         arriving = Unpacking(root / order.key)
