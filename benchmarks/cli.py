@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from benchmarks.federated.options import RayCluster, Reserve, Slurm
+from benchmarks.output.terminal import say
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import read_json
@@ -289,9 +290,9 @@ def bench_compare(
         return
     console.print(comparison.table().rich())
     for line in comparison.apart():
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
     for line in settings:
-        console.print(f"other settings: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"other settings: {line}", "yellow")
 
 
 @bench_cli.command("keep")

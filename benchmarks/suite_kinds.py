@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks.federated.options import Options, RayCluster, Slurm
+from benchmarks.output.folders import claim
+from benchmarks.output.terminal import say
 from oblivionis.config.compose import settings_of
 from oblivionis.config.configuration_layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.yaml_files import display, read_yaml
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.files import write_atomic
 
 FOLDER = Path(__file__).resolve().parent / "suites"
 SUITE_FILE = "suite.yaml"
@@ -147,10 +147,12 @@ def bench(
         raise RunError(f"a suite of the kind {kind_name} runs on this machine alone; leave {given[0]} out")
     if dry_run:
         for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings, options), f"results: {folder}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         return
-    _claim(folder, kind_name, settings, resume=resume)
-    console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
+    wanted = {"kind": kind_name, **dataclasses.asdict(settings)}
+    taken = "has results already; continue them with --resume"
+    claim(folder / SUITE_FILE, wanted, resume=resume, taken=taken, free=kind.extendable)
+    say(console, f"results: {folder}")
     try:
         kind.run(settings, folder, console, options)
     except KeyboardInterrupt:
@@ -270,34 +272,3 @@ def _settings(kind: Kind, values: dict[str, tuple[Any, str]], places: Mapping[st
     if problems:
         raise ConfigError(problems)
     return settings
-
-
-def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
-    """Make `folder` that of these settings, or check that it is. Raises RunError."""
-    file = folder / SUITE_FILE
-    wanted = {"kind": kind, **dataclasses.asdict(settings)}
-    if not resume:
-        if file.exists():
-            raise RunError(f"{folder} has results already; continue them with --resume, or choose another --output")
-    elif not file.exists():
-        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
-    else:
-        before, _, problems = read_yaml(file)
-        if problems:
-            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
-        differs = differences(before, wanted, KINDS[kind].extendable)
-        if differs:
-            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
-    try:
-        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(wanted)))
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def differences(
-    before: Mapping[Any, Any], now: Mapping[Any, Any], sections: frozenset[str], paths: frozenset[str] = frozenset()
-) -> list[str]:
-    """Dotted paths whose values differ, with both; none of these `sections` or `paths`."""
-    old, new = dict(flatten(before)), dict(flatten(now))
-    compared = [path for path in {**old, **new} if path.split(".")[0] not in sections and path not in paths]
-    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in compared if old.get(path) != new.get(path)]

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from benchmarks.federated.options import Options, RayCluster, Slurm
 from benchmarks.federated.report import NODES, write_report
 from benchmarks.federated.resource_demand import Demands
 from benchmarks.federated.settings import Settings
+from benchmarks.output.terminal import say
 from benchmarks.scheduling.executors import Executor, LocalExecutor
 from benchmarks.scheduling.processes import last_words
 from benchmarks.scheduling.scheduler import STARTS_FROM, Runs, Scheduler
@@ -92,10 +94,7 @@ def _executor(options: Options, pending: Sequence[Node], console: Console) -> Ex
     if isinstance(options.away, RayCluster):
         from benchmarks.federated.executors.ray_tasks import RayExecutor  # Ray: a suite of this machine does without
 
-        def tell(text: str) -> None:
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-        return RayExecutor(options.away, options.store, pending, tell)
+        return RayExecutor(options.away, options.store, pending, partial(say, console, style="yellow"))
     return LocalExecutor(options.jobs)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from benchmarks.federated.graph import plan
 from benchmarks.federated.settings import Settings
+from benchmarks.output.terminal import say
 from benchmarks.scheduling import processes
 from benchmarks.scheduling.processes import Slot
 from oblivionis.errors import RunError, RunFailed
@@ -34,12 +35,12 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
     task = node.task(store)
     _wait(lambda: not task.held)
     if task.finished:
-        console.print(f"{node.label}: done already", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{node.label}: done already")
         return
     if missing := [need.label for need in node.after if not need.finished(store)]:
         raise RunFailed(f"{node.label}: it begins with {' and '.join(missing)}, which is not done")
     task.prepare()
-    console.print(f"{node.label}: {task.run.path}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{node.label}: {task.run.path}")
     job = processes.start(task.run.path, Slot(()), node.config.unlearning.method)
     try:
         with processes.ended_with_us(job):
@@ -51,7 +52,7 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
         raise RunFailed(f"{node.label}: {job.failure()}; see {job.log}")
     # Those that begin with it can be done, and `bench collect` ends with exit code 1.
     for failure in failures(task.run):
-        console.print(f"not measured: {failure.as_text()}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"not measured: {failure.as_text()}")
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from benchmarks.output.terminal import say
 from benchmarks.scheduling.executors import Executor, Work
 from benchmarks.scheduling.tasks import Task
 from oblivionis.errors import OblivionisError
@@ -44,7 +45,7 @@ class Scheduler:
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line that stays."""
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, text, style)
 
     def work(self, total: int, step: Callable[[], tuple[int, str] | None]) -> None:
         """Call `step` until it returns None, and show what it returns: how many of `total` are done, and a title.

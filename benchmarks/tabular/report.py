@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from benchmarks.output.terminal import say
 from benchmarks.tabular import data, plots
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
 from benchmarks.tabular.results import Rows, label
@@ -80,10 +81,10 @@ def write(
     for table in [*common, *(single if few else []), *map(_significant, pairs)]:
         console.print(table.rich())
     if not few:
-        console.print(f"a table for each of the {len(single)} datasets: {folder / TABLES_FILE}", soft_wrap=True)
+        say(console, f"a table for each of the {len(single)} datasets: {folder / TABLES_FILE}")
     if missing:
         names = ", ".join(data.SOURCES[name].title for name in settings.datasets if name not in rows.titles)
-        console.print(f"left out, reasons in {TABLES_FILE}: {names}", style="yellow", highlight=False, soft_wrap=True)
+        say(console, f"left out, reasons in {TABLES_FILE}: {names}", "yellow")
 
 
 def planned(settings: Settings, frame: pd.DataFrame) -> Rows:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 from rich.console import Console
 
+from benchmarks.output.folders import claim
+from benchmarks.output.terminal import say
 from benchmarks.scheduling.executors import LocalExecutor
 from benchmarks.scheduling.scheduler import Scheduler
 from benchmarks.scheduling.tasks import Task, prepare
@@ -32,7 +33,6 @@ from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
-from oblivionis.config.yaml_files import read_yaml
 from oblivionis.data.corpora import load_corpus
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
@@ -152,12 +152,12 @@ def tune(wanted: Wanted, console: Console, *, resume: bool, dry_run: bool = Fals
     planned = plan(wanted)
     if dry_run:
         for line in [*planned.lines(), f"results: {wanted.output}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         return
     with ExitStack() as held:
         _claim(planned, resume=resume, held=held)
         for line in [*planned.lines(), f"results: {wanted.output}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         try:
             _work(planned, console)
         except KeyboardInterrupt:
@@ -167,7 +167,6 @@ def tune(wanted: Wanted, console: Console, *, resume: bool, dry_run: bool = Fals
 def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
     """Make the folder that of this tuning, or check that it is, and hold it. Raises RunError."""
     wanted, folder = planned.wanted, planned.wanted.output
-    file = folder / CLAIM
     now = {
         "run": wanted.run,
         "overrides": list(wanted.overrides),
@@ -177,25 +176,12 @@ def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
         "seed": wanted.seed,
         "prune": wanted.prune,
     }
-    if not resume and file.exists():
-        raise RunError(
-            f"{folder} has a tuning already; go on with it, or add a method, with --resume, or choose another --output"
-        )
-    if resume and not file.exists():
-        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
-    if resume:
-        before, _, problems = read_yaml(file)
-        if problems:
-            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
-        differs = [f"{key} was {before.get(key)}, is {value}" for key, value in now.items() if before.get(key) != value]
-        if differs:
-            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
+    taken = "has a tuning already; go on with it, or add a method, with --resume"
+    claim(folder / CLAIM, now, resume=resume, taken=taken)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "tuning.lock")
         lock.acquire(timeout=0)
         held.callback(lock.release)
-        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(now)))
         if planned.source.run is None:
             write_atomic(folder / EXPERIMENT, configuration.to_yaml(planned.source.config))
     except Timeout:
@@ -215,8 +201,7 @@ def _work(planned: Plan, console: Console) -> None:
     running.complete(scheduler, [Task("base", "finetuned and retrained model", planned.base, base, begin)])
     terms = _terms(base, planned)
     if terms.utility != UTILITIES[0] and (note := left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
-        said = f"warning: the utility is {evaluators.reader_name(terms.utility)}, for {note}"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"warning: the utility is {evaluators.reader_name(terms.utility)}, for {note}")
     updates = planned.source.run or base
 
     def start(key: str, label: str, config: Config, folder: Path) -> Task:
@@ -320,19 +305,15 @@ def _say(planned: Plan, found: Sequence[Found], efforts: Sequence[str], console:
     folder = planned.wanted.output
     for each, effort in zip(found, efforts, strict=True):
         budget = each.budget
-        console.print(
+        say(
+            console,
             f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
             f"failed; {effort}; tuned: {folder / each.method / 'tuned.yaml'}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
         )
-    console.print(
+    say(
+        console,
         f"every trial: {folder / 'trials.csv'} · frontier: {folder / 'frontier.svg'} · report it on the run's own "
         f"requests: oblivionis simulate {folder / found[0].method / 'tuned.yaml'}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
     if short := [each.method for each in found if not each.best.feasible]:
         raise RunFailed(
