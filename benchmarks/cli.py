@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from benchmarks.federated.options import RayCluster, Reserve, Slurm
+from benchmarks.output.terminal import say
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError, RunFailed
+from oblivionis.files import read_json
 
 TEXT = "text"
 RESULTS_FILE = "results.parquet"
@@ -27,6 +30,83 @@ Store = Annotated[
     ),
 ]
 Format = Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")]
+Suite = Annotated[
+    str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/suites/`, e.g. `quick`.")
+]
+SuiteKeys = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Any key of the suite, e.g. `base.data.path=FOLDER` `matrix.seed=[0,1,2]`; an axis, a table or a "
+        "method that is null is left out.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the results (default: runs/bench/SUITE).", show_default=False),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Do the runs on the machines of a running Ray cluster (`auto`: one of this machine).",
+        show_default=False,
+    ),
+]
+WriteSlurm = Annotated[
+    bool, typer.Option("--slurm", help="Write job arrays for Slurm into the folder of the results; run nothing.")
+]
+Cpus = Annotated[int | None, typer.Option(min=1, help="On a cluster: CPU cores of a run.  [default: 1]")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="On a cluster: GPUs of a run.  [default: 1 where its models lie on a GPU]", show_default=False
+    ),
+]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB", min=0.1, help="On a cluster: RAM of a run.  [default: as estimated]", show_default=False
+    ),
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option("--time", metavar="TIME", help="With --slurm: time limit of a run, e.g. 4:00:00.", show_default=False),
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION", help="With --slurm: an option of sbatch, e.g. `--sbatch=--partition=gpu`; repeatable."
+    ),
+]
+Tuned = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|EXPERIMENT",
+        help="A finished run with the stages finetune and retrain; or a name in `conf/` or a YAML file, whose "
+        "stages are made first.",
+    ),
+]
+ExperimentKeys = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Of an EXPERIMENT: any option.", show_default=False),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(metavar="METHOD", help="A method to tune; repeatable: each gets the same budget.  [default: npo]"),
+]
+TuningOutput = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: runs/tune/RUN).", show_default=False)
+]
+Space = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML: by method and key another range, or null.", show_default=False),
+]
+Subjects = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Tune on the records about NAME; repeatable.  [default: drawn by --seed]"),
+]
 
 
 class _SuiteOrCommand(TyperGroup):
@@ -47,65 +127,20 @@ bench_cli = typer.Typer(
 
 @bench_cli.command("run")
 def bench_run(
-    suite: Annotated[
-        str,
-        typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/suites/`, e.g. `quick`."),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Any key of the suite, e.g. `base.data.path=FOLDER` `matrix.seed=[0,1,2]`; an axis, a table or a "
-            "method that is null is left out.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the results (default: runs/bench/SUITE).", show_default=False),
-    ] = None,
+    suite: Suite,
+    overrides: SuiteKeys = None,
+    output: Output = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once; each gets its share of the cores and GPUs.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted in that folder.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
     store: Store = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Do the runs on the machines of a running Ray cluster (`auto`: one of this machine).",
-            show_default=False,
-        ),
-    ] = None,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Write job arrays for Slurm into the folder of the results; run nothing.")
-    ] = False,
-    cpus: Annotated[int | None, typer.Option(min=1, help="On a cluster: CPU cores of a run.  [default: 1]")] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="On a cluster: GPUs of a run.  [default: 1 where its models lie on a GPU]",
-            show_default=False,
-        ),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GB", min=0.1, help="On a cluster: RAM of a run.  [default: as estimated]", show_default=False
-        ),
-    ] = None,
-    limit: Annotated[
-        str | None,
-        typer.Option(
-            "--time", metavar="TIME", help="With --slurm: time limit of a run, e.g. 4:00:00.", show_default=False
-        ),
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OPTION", help="With --slurm: an option of sbatch, e.g. `--sbatch=--partition=gpu`; repeatable."
-        ),
-    ] = None,
+    ray_address: RayAddress = None,
+    slurm: WriteSlurm = False,
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    memory: Memory = None,
+    limit: TimeLimit = None,
+    sbatch: Sbatch = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a suite and print its tables; results, tables and figures are written into a folder.
@@ -255,9 +290,9 @@ def bench_compare(
         return
     console.print(comparison.table().rich())
     for line in comparison.apart():
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
     for line in settings:
-        console.print(f"other settings: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"other settings: {line}", "yellow")
 
 
 @bench_cli.command("keep")
@@ -293,39 +328,17 @@ def _check_format(form: str, formats: Collection[str]) -> None:
 
 
 def tune(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|EXPERIMENT",
-            help="A finished run with the stages finetune and retrain; or a name in `conf/` or a YAML file, whose "
-            "stages are made first.",
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Of an EXPERIMENT: any option.", show_default=False),
-    ] = None,
-    unlearning: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METHOD", help="A method to tune; repeatable: each gets the same budget.  [default: npo]"),
-    ] = None,
+    run: Tuned,
+    overrides: ExperimentKeys = None,
+    unlearning: Methods = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials of each method.")] = 20,
     jobs: Annotated[int, typer.Option(min=1, help="Trials at once; each gets its share of the cores and GPUs.")] = 1,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the results (default: runs/tune/RUN).", show_default=False),
-    ] = None,
+    output: TuningOutput = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in that folder: what was stopped, more trials, another method.")
     ] = False,
-    space: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML: by method and key another range, or null.", show_default=False),
-    ] = None,
-    subject: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Tune on the records about NAME; repeatable.  [default: drawn by --seed]"),
-    ] = None,
+    space: Space = None,
+    subject: Subjects = None,
     least_utility: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the retrained model's utility that must be left.")
     ] = 0.95,
@@ -341,13 +354,10 @@ def tune(
 
     Objective: the distance from the retrained model, two-sided; constraint: enough utility is left.
     """
-    from importlib.util import find_spec
-
-    if find_spec("optuna") is None:
+    if importlib.util.find_spec("optuna") is None:
         raise OblivionisError("oblivionis tune takes Optuna, which is not installed: pip install 'oblivionis[tune]'")
     from benchmarks.tuning.tune import Wanted
     from benchmarks.tuning.tune import tune as run_tuning
-    from oblivionis.files import read_json
 
     folder = output or Path("runs") / "tune" / Path(run).stem
     wanted = Wanted(

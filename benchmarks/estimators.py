@@ -18,8 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from scipy.optimize import isotonic_regression
+from scipy.stats import spearmanr
 
 from clients.batch_quantities import BatchQuantities
 from clients.calibrated_forgetting import never_seen_nll
@@ -97,8 +100,6 @@ def federate(worker: Worker, rounds: int, seed: int) -> Federation:
 
 def estimates(worker: Worker, found: Federation, records: Sequence[Record]) -> dict[str, np.ndarray]:
     """Every estimate (n,) of the records' mean loss under a model that never saw them, nats per token."""
-    from scipy.optimize import isotonic_regression
-
     sequences, references = worker.references(records), worker.references()
     base, now = losses(worker, found.base, references), losses(worker, found.finetuned, references)
     own = losses(worker, found.base, sequences)
@@ -163,8 +164,6 @@ def main() -> None:
 
 
 def _print(found: Mapping[str, list[np.ndarray]], truth: Sequence[np.ndarray]) -> None:
-    from scipy.stats import spearmanr
-
     oracle = np.concatenate(truth)
     table = Table(title=f"{len(oracle)} forget records, {len(truth)} federations; oracle: Prob {_prob(oracle)}")
     for head in ("estimate", "bias", "error", "rank correlation", "Prob"):
@@ -181,8 +180,6 @@ def _prob(values: np.ndarray) -> str:
 
 
 def _draw(file: Path, found: Sequence[np.ndarray], truth: Sequence[np.ndarray], names: Sequence[int]) -> None:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(4.6, 4.4), layout="constrained")
     axes = figure.add_subplot()
     top = 1.1 * max(values.max() for values in (*found, *truth))

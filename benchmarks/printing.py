@@ -14,6 +14,7 @@ from benchmarks.federated import results
 from benchmarks.federated.comparison import Comparison, compare
 from benchmarks.federated.settings import Layout, Settings
 from benchmarks.federated.tables import FORMATS, build
+from benchmarks.output.folders import differences
 from oblivionis.config.problems import did_you_mean
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import OblivionisError
@@ -140,4 +141,4 @@ def _other_settings(mine: Path, theirs: Path) -> list[str]:
     if not all(file.is_file() for file in files):
         return []
     before, now = (read_yaml(file)[0] for file in files)
-    return suite_kinds.differences(before, now, _OF_READERS, _OF_PLACE)
+    return differences(before, now, _OF_READERS, _OF_PLACE)

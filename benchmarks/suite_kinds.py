@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks.federated.options import Options, RayCluster, Slurm
-from oblivionis.config.compose import instance, tree_of
+from benchmarks.output.folders import claim
+from benchmarks.output.terminal import say
+from oblivionis.config.compose import settings_of
 from oblivionis.config.configuration_layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
-from oblivionis.config.values import check_value, keys_of, sections
 from oblivionis.config.yaml_files import display, read_yaml
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.files import write_atomic
 
 FOLDER = Path(__file__).resolve().parent / "suites"
 SUITE_FILE = "suite.yaml"
@@ -148,10 +147,12 @@ def bench(
         raise RunError(f"a suite of the kind {kind_name} runs on this machine alone; leave {given[0]} out")
     if dry_run:
         for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings, options), f"results: {folder}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         return
-    _claim(folder, kind_name, settings, resume=resume)
-    console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
+    wanted = {"kind": kind_name, **dataclasses.asdict(settings)}
+    taken = "has results already; continue them with --resume"
+    claim(folder / SUITE_FILE, wanted, resume=resume, taken=taken, free=kind.extendable)
+    say(console, f"results: {folder}")
     try:
         kind.run(settings, folder, console, options)
     except KeyboardInterrupt:
@@ -264,60 +265,10 @@ def _read(file: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, tuple[Any,
     return {**kept, **own}, {**more_places, **places}, [*more, *problems]
 
 
-def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str], whole: bool) -> Any:
+def _settings(kind: Kind, values: dict[str, tuple[Any, str]], places: Mapping[str, str], whole: bool) -> Any:
     """The checked settings of `values`: for a dotted path its value and its place."""
-    keys = {key.path: key for key in keys_of(kind.settings, kind.settings())}
-    groups = [path for path, _ in sections(kind.settings) if path]
-    mappings = [path for path, key in keys.items() if key.kind is dict]
-    good: dict[str, Any] = {}
-    problems: list[Problem] = []
-    for path, (value, where) in values.items():
-        if path in keys:
-            good[path], problem = check_value(keys[path], value, where)
-            problems += [problem] if problem else []
-        elif path in groups:
-            problems.append(Problem(path, f"{value!r} is not a section", "a mapping", "", where))
-        elif any(path.startswith(f"{mapping}.") for mapping in mappings):
-            good[path] = value
-        else:
-            hint = did_you_mean(path, [*keys, *groups])
-            expected = "" if hint else f"one of {', '.join(sorted({key.split('.')[0] for key in keys}))}"
-            problems.append(Problem(path, "unknown key", expected, hint, where))
-    if problems:
-        raise ConfigError(problems)
-    settings = instance(kind.settings, tree_of(good))
+    settings = settings_of(kind.settings, values)
     problems = kind.problems(settings, {**places, **{p: where for p, (_, where) in values.items()}}) if whole else []
     if problems:
         raise ConfigError(problems)
     return settings
-
-
-def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
-    """Make `folder` that of these settings, or check that it is. Raises RunError."""
-    file = folder / SUITE_FILE
-    wanted = {"kind": kind, **dataclasses.asdict(settings)}
-    if not resume:
-        if file.exists():
-            raise RunError(f"{folder} has results already; continue them with --resume, or choose another --output")
-    elif not file.exists():
-        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
-    else:
-        before, _, problems = read_yaml(file)
-        if problems:
-            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
-        differs = differences(before, wanted, KINDS[kind].extendable)
-        if differs:
-            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
-    try:
-        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(wanted)))
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def differences(
-    before: Mapping[Any, Any], now: Mapping[Any, Any], sections: frozenset[str], paths: frozenset[str] = frozenset()
-) -> list[str]:
-    """Dotted paths whose values differ, with both; none of these `sections` or `paths`."""
-    old, new = dict(flatten(before)), dict(flatten(now))
-    compared = [path for path in {**old, **new} if path.split(".")[0] not in sections and path not in paths]
-    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in compared if old.get(path) != new.get(path)]

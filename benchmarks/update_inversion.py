@@ -25,7 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -227,9 +229,6 @@ def main() -> None:
 
 def draw(results: Path, file: Path) -> None:
     """What is learnt, forgotten and sent, by what the server sees."""
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
     table = pd.read_parquet(results / "results.parquet")
     parts = [
         ("retain_rouge", "retain ROUGE"),

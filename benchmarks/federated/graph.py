@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.federated.identity import ALONE, BASE, RETRAIN, UNLEARN, identity, stage_config, without_local
 from benchmarks.federated.matrix import Cell, identifier
+from benchmarks.scheduling.tasks import Task, finished, prepare
 from oblivionis.config.schema import Config
 from oblivionis.runs.directory import RunDirectory
 
@@ -62,8 +63,13 @@ class Node:
 
     def finished(self, store: Path) -> bool:
         """Whether all stages of its configuration are complete."""
-        run = self.run(store)
-        return all(run.stage_summary(stage) is not None for stage in self.config.stages)
+        return finished(self.run(store), self.config)
+
+    def task(self, store: Path) -> Task:
+        """What there is to be done of it in this store, with the stages that other runs have done for it."""
+        run, after = self.run(store), tuple(need.key for need in self.after)
+        stages = {stage: need.run(store) for need in self.needs for stage in need.config.stages}
+        return Task(self.key, self.label, self.config, run, lambda: prepare(run, self.settings(store), stages), after)
 
     def seconds(self, store: Path) -> float:
         """Seconds of the stages that this run did itself."""

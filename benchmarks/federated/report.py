@@ -13,6 +13,7 @@ from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Settings
 from benchmarks.federated.tables import FORMATS, SUFFIXES, build, unknown_metrics
 from benchmarks.output.page import SuiteView, write_suite_html
+from benchmarks.output.terminal import say
 from oblivionis.files import read_json, write_atomic
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
@@ -42,7 +43,7 @@ def write_report(settings: Settings, folder: Path, console: Console) -> None:
         console.print()
         console.print(table.rich())
         for problem in unknown_metrics(found, layout):
-            console.print(f"warning: {problem}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"warning: {problem}", "yellow")
         tables.append(table)
     frame = found.to_pandas()
     view = SuiteView(
@@ -56,7 +57,7 @@ def write_report(settings: Settings, folder: Path, console: Console) -> None:
         facts=dict(_facts(settings, folder, frame)),
     )
     page = write_suite_html(folder, view)
-    console.print(f"report: {page}; tables as Markdown, LaTeX, CSV and HTML: {folder / TABLES}", soft_wrap=True)
+    say(console, f"report: {page}; tables as Markdown, LaTeX, CSV and HTML: {folder / TABLES}")
 
 
 def _published(settings: Settings) -> pd.DataFrame | None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.federated import processes
 from benchmarks.federated.graph import plan
-from benchmarks.federated.preparing import prepare
-from benchmarks.federated.processes import Slot
 from benchmarks.federated.settings import Settings
+from benchmarks.output.terminal import say
+from benchmarks.scheduling import processes
+from benchmarks.scheduling.processes import Slot
 from oblivionis.errors import RunError, RunFailed
 from oblivionis.runs.failed_evaluators import failures
 
@@ -32,25 +32,27 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
             f"the suite has no run {key}: the suite, its data, the base model or the program has changed; write the "
             "scripts anew with --slurm --resume"
         )
-    _wait(lambda: node.run(store).held_by() is None)
-    if node.finished(store):
-        console.print(f"{node.label}: done already", markup=False, highlight=False, soft_wrap=True)
+    task = node.task(store)
+    _wait(lambda: not task.held)
+    if task.finished:
+        say(console, f"{node.label}: done already")
         return
     if missing := [need.label for need in node.after if not need.finished(store)]:
         raise RunFailed(f"{node.label}: it begins with {' and '.join(missing)}, which is not done")
-    run = prepare(node, store)
-    console.print(f"{node.label}: {run.path}", markup=False, highlight=False, soft_wrap=True)
-    job = processes.start(run.path, Slot(()), node.config.unlearning.method)
+    task.prepare()
+    say(console, f"{node.label}: {task.run.path}")
+    job = processes.start(task.run.path, Slot(()), node.config.unlearning.method)
     try:
         with processes.ended_with_us(job):
             _wait(lambda: job.process.poll() is not None)
     except BaseException:
         processes.stop([job])
         raise
-    if not node.finished(store):
+    if not task.finished:
         raise RunFailed(f"{node.label}: {job.failure()}; see {job.log}")
-    for failure in failures(run):  # those that begin with it can be done, and `bench collect` ends with exit code 1
-        console.print(f"not measured: {failure.as_text()}", markup=False, highlight=False, soft_wrap=True)
+    # Those that begin with it can be done, and `bench collect` ends with exit code 1.
+    for failure in failures(task.run):
+        say(console, f"not measured: {failure.as_text()}")
 
 
 def _wait(condition: Callable[[], bool]) -> None:

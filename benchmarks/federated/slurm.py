@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.console import Console
 from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.options import Slurm
 from benchmarks.federated.resource_demand import Demand, Demands, check
+from benchmarks.output.terminal import say
 from oblivionis.files import write_atomic
 
 FOLDER, SUBMIT = "slurm", "submit.sh"
@@ -134,11 +136,8 @@ def write(graph: Graph, folder: Path, store: Path, slurm: Slurm, console: Consol
     Raises OblivionisError for runs that Ray is to spread over machines.
     """
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     place = (folder / FOLDER).resolve()
-    found = arrays(graph.nodes, Demands(slurm.reserve, gpus_there=False, tell=say))
+    found = arrays(graph.nodes, Demands(slurm.reserve, gpus_there=False, tell=partial(say, console)))
     (place / "logs").mkdir(parents=True, exist_ok=True)
     for old in place.glob("array-*"):
         old.unlink()
@@ -158,12 +157,12 @@ def write(graph: Graph, folder: Path, store: Path, slurm: Slurm, console: Consol
         # In the script itself, which Slurm copies when it is submitted.
         keys = "\n".join(node.key for node in array.nodes)
         write_atomic(place / f"{array.name}.sbatch", _SCRIPT.format(options=options, keys=keys, **common))
-        say(f"{array.name}: {len(array.nodes)} runs ({_stages(array)}), each with {array.demand}")
+        say(console, f"{array.name}: {len(array.nodes)} runs ({_stages(array)}), each with {array.demand}")
     calls = "\n".join(f"array {array.name}" for array in found)
     write_atomic(place / SUBMIT, _SUBMIT.format(arrays=calls, names=name, **common))
     write_atomic(place / "collect.sh", _COLLECT.format(**common))
-    say(f"submit what is not done: bash {place / SUBMIT}")
-    say(f"then make the tables:    bash {place / 'collect.sh'}")
+    say(console, f"submit what is not done: bash {place / SUBMIT}")
+    say(console, f"then make the tables:    bash {place / 'collect.sh'}")
 
 
 def _name(folder: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
+from transformers import GenerationConfig, PrinterCallback, Trainer, TrainingArguments
 
 from clients.training import TrainSettings
 from evaluation.engine.sequences import TokenSequence
@@ -34,8 +35,6 @@ def right_padded(records: Sequence[TokenSequence]) -> dict[str, torch.Tensor]:
 
 def prepared(model: Any, records: Sequence[TokenSequence], settings: TrainSettings, device: str) -> Epoch:
     """What trains an epoch with Trainer over `records` as they come; its seconds are Trainer's, without its set-up."""
-    from transformers import PrinterCallback, Trainer, TrainingArguments
-
     found: list[torch.Tensor] = []
 
     class InOrder(Trainer):
@@ -76,8 +75,6 @@ def prepared(model: Any, records: Sequence[TokenSequence], settings: TrainSettin
 
 def generated(model: Any, prompts: Sequence[Sequence[int]], tokens: int, top_p: float) -> int:
     """Sample `tokens` new ones after each prompt by `generate`, in one left-padded batch; the number of new tokens."""
-    from transformers import GenerationConfig
-
     width, device = max(map(len, prompts)), next(model.parameters()).device
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from benchmarks.gpu.options import Options
 from clients import losses
@@ -100,9 +102,6 @@ def random_base(shape: dict[str, Any], quantization: str, device: str, dtype: st
     Weights are drawn on the device once per shape of a matrix, so that a base of any size takes no disk and little
     memory while it is quantised; unquantised layers get copies, and take the memory that they would.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
-
     logging.disable_progress_bar()
     config = LlamaConfig(**shape, max_position_embeddings=8192, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     place, kind = torch.device(device), loading.DTYPES[dtype]

@@ -15,6 +15,7 @@ from benchmarks.meta.models import JUDGED, LABELS, OTHERS, STATES
 from benchmarks.meta.settings import Settings
 from benchmarks.meta.statistics import Estimate
 from benchmarks.meta.verdicts import Verdict, verdicts
+from benchmarks.output.terminal import say
 from oblivionis.files import write_atomic
 from oblivionis.reports.format import fixed
 from oblivionis.reports.table import Table
@@ -37,7 +38,7 @@ def write(settings: Settings, frame: pd.DataFrame, folder: Path, console: Consol
         console.print()
         console.print(table.rich())
     file = page.write(settings, list(tables.values()), found, folder)
-    console.print(f"report: {file}; tables as Markdown and CSV: {folder / TABLES}", soft_wrap=True)
+    say(console, f"report: {file}; tables as Markdown and CSV: {folder / TABLES}")
 
 
 def tables_of(settings: Settings, frame: pd.DataFrame, found: Sequence[Verdict]) -> dict[str, Table]:

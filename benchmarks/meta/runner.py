@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +18,7 @@ from benchmarks.meta import report, results
 from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import JUDGED, KNOWS, LABELS, MODELS, ORACLE, STATES, training_records
 from benchmarks.meta.settings import Settings
-from oblivionis.errors import OblivionisError, RunFailed
+from oblivionis.errors import RunFailed
 from oblivionis.files import remove_torn
 
 _LOOK_S = 0.5
@@ -59,11 +59,11 @@ def run(settings: Settings, folder: Path, console: Console, jobs: int) -> None:
                 for seed in work:
                     federation(settings, folder, seed, look)
             else:
-                _in_processes(settings, folder, [work[n::jobs] for n in range(min(jobs, len(work)))], look)
+                _in_processes(settings, folder, work, jobs, look)
     report.write(settings, results.collect(folder, settings.seeds), folder, console)
 
 
-def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], None]) -> None:
+def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], None] = lambda: None) -> None:
     """Make and measure what is lacking of a federation; `done` is called after each file. Raises OblivionisError."""
     from benchmarks.meta.federation import fedavg
     from benchmarks.meta.measuring import Measurer
@@ -92,46 +92,27 @@ def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], N
         raise RunFailed(f"federation {seed}: {error}") from error
 
 
-def _in_processes(settings: Settings, folder: Path, shares: Sequence[Sequence[int]], look: Callable[[], None]) -> None:
-    """Each share of the seeds in a process of its own, which ends when this one does."""
-    context = multiprocessing.get_context("spawn")
-    running: dict[int, tuple[BaseProcess, Connection]] = {}
-    try:
-        for share in shares:
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(settings, folder, share, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            running[process.sentinel] = process, mine
-        while running:
-            for sentinel in wait(list(running), _LOOK_S):
-                process, told = running.pop(sentinel)  # type: ignore[arg-type]
-                process.join()
-                if process.exitcode:
-                    raise RunFailed(_last_words(told) or f"a process ended with exit code {process.exitcode}")
-            look()
-    finally:
-        for process, _ in running.values():
-            process.terminate()
-            process.join()
+def _in_processes(settings: Settings, folder: Path, seeds: Sequence[int], jobs: int, look: Callable[[], None]) -> None:
+    """Federations in `jobs` processes, which end when this one does."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+        try:
+            waiting = {pool.submit(federation, settings, folder, seed) for seed in seeds}
+            while waiting:
+                done, waiting = wait(waiting, _LOOK_S, FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                look()
+        except BrokenProcessPool:
+            raise RunFailed("a process ended early; go on with --resume") from None
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
-def _last_words(told: Connection) -> str:
-    try:
-        return told.recv()
-    except EOFError:
-        return ""
-
-
-def _work(settings: Settings, folder: Path, seeds: Sequence[int], told: Connection) -> None:
-    """What a process does. Ctrl-C is its parent's to handle; an error is told and ends it."""
+def _end_with_parent() -> None:
+    """In a process of the pool: Ctrl-C is its parent's to handle, and the parent's end is its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    try:
-        for seed in seeds:
-            federation(settings, folder, seed, lambda: None)
-    except OblivionisError as error:
-        told.send(str(error))
-        raise SystemExit(1) from None

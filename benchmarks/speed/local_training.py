@@ -26,11 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from clients.flat_parameters import FlatParameters
 from clients.training import TrainSettings, batches, train
 from evaluation.engine.sequences import TokenSequence
+from oblivionis.models.source import resolve
 
 RANK, ALPHA, BATCH = 32, 64, 32
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -40,18 +43,12 @@ SETTINGS = TrainSettings(epochs=1, batch_size=BATCH, learning_rate=1e-3, warmup_
 
 def base_model_and_tokenizer(source: str) -> tuple[nn.Module, Any]:
     """The model of a configuration's `model.source`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from oblivionis.models.source import resolve
-
     folder = resolve(source)
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def prepare(source: str, tofu: Path, count: int, chat: bool = False) -> tuple[nn.Module, list[TokenSequence]]:
     """A model with a fresh adapter and the first `count` records of TOFU as sequences."""
-    from peft import LoraConfig, get_peft_model
-
     rows = [json.loads(line) for line in (tofu / "full.json").read_text().splitlines()]
     model, tokenizer = base_model_and_tokenizer(source)
 
@@ -88,8 +85,6 @@ def right_padded(sequences: list[TokenSequence]) -> dict[str, torch.Tensor]:
 
 def run_trainer(model: nn.Module, sequences: list[TokenSequence], folder: str) -> list[float]:
     """One epoch with transformers.Trainer in the given order; the loss of every update."""
-    from transformers import Trainer, TrainingArguments
-
     losses: list[float] = []
 
     class InOrder(Trainer):

@@ -28,6 +28,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from benchmarks.speed.tofu_evaluation import encode, read
 from evaluation.engine.half_precision_weights import multiplies_bfloat16
 from evaluation.engine.sampling import Rule, sample
+from evaluation.leakage.functions import Asked, rouge_l_recall
+from oblivionis.audits.leakage import audit_leakage
+from oblivionis.audits.loaded_model import find_subject
+from oblivionis.config.schema import LeakageAudit
+from oblivionis.models import embedded_model
 
 TOKENS, TOP_P = 64, 0.9
 READ_BYTES = 2**30
@@ -116,15 +121,11 @@ def compare(model: Any, prompts: list[tuple[int, ...]], sizes: list[int], pad_id
 
 def audit(folder: Path, model: str) -> None:
     """Audit forget01 and print time and peak memory."""
-    from evaluation.leakage.functions import Asked, rouge_l_recall
-    from evaluation.leakage.summary import Terms
-    from oblivionis.audits.leakage import Sampling, audit_leakage, find_subject
-
     rows = read(folder / "forget01_perturbed.json")
     asked = [Asked(str(i), row["question"], row["answer"]) for i, row in enumerate(rows)]
     subject = find_subject(model, None, [])
     with tempfile.TemporaryDirectory() as out:
-        result = audit_leakage(subject, asked, rouge_l_recall, Terms(), Sampling(1024), Path(out))
+        result = audit_leakage(subject, asked, rouge_l_recall, LeakageAudit(), Path(out))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{len(asked)} questions x 1024 samples: {result.seconds:.0f} s, peak memory {peak:.0f} MiB")
 
@@ -147,8 +148,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     source = options.model
     if source is None:
-        from oblivionis.models import embedded_model
-
         source = embedded_model.folder()
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa").eval()

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from matplotlib.figure import Figure
 
 WANTED = {"seconds per warm round": 1.2, "peak memory": 1.3}
 RECORDS_PER_CLIENT, COLD_ROUNDS, MOST_AUTHORS = 4, 3, 5000
@@ -182,8 +183,6 @@ def _compare(nodes: Sequence[int], found: Sequence[Measured]) -> None:
 
 def draw(file: Path, lines: Mapping[str, Sequence[tuple[int, float]]], along: str, up: str) -> None:
     """Values by numbers, both logarithmic, and a line that is linear below them, as SVG."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for name, points in lines.items():

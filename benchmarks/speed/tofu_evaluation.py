@@ -28,6 +28,7 @@ from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator, aggregate
+from oblivionis.models import embedded_model
 
 FILES = {
     "forget": "forget01_perturbed.json",
@@ -195,8 +196,6 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_float32_matmul_precision(options.matmul_precision)
     source = options.model
     if source is None:
-        from oblivionis.models import embedded_model
-
         source = embedded_model.folder()
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa").eval()

@@ -28,6 +28,7 @@ from evaluation.wikimem.properties import counterfactuals, properties
 from evaluation.wikimem.score import calibrated_scores
 from oblivionis.data.datasets import fictitious
 from oblivionis.data.person_facts import facts_of
+from oblivionis.models import embedded_model
 
 BATCH = 64
 
@@ -104,8 +105,6 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     source = options.model
     if source is None:
-        from oblivionis.models import embedded_model
-
         source = embedded_model.folder()
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa").eval()

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.tabular import data
+from benchmarks.output.terminal import say
+from benchmarks.tabular import data, plots
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
 from benchmarks.tabular.results import Rows, label
 from benchmarks.tabular.settings import Settings
@@ -68,8 +69,6 @@ def write(
 
     described: what datasets.json says.
     """
-    from benchmarks.tabular import plots  # matplotlib: what only makes tables does without
-
     rows = planned(settings, frame)
     common = [gaps(rows), ranks(rows), output_level(rows), baselines(rows)]
     single = [single_dataset(rows.alone(name)) for name in rows.titles]
@@ -82,10 +81,10 @@ def write(
     for table in [*common, *(single if few else []), *map(_significant, pairs)]:
         console.print(table.rich())
     if not few:
-        console.print(f"a table for each of the {len(single)} datasets: {folder / TABLES_FILE}", soft_wrap=True)
+        say(console, f"a table for each of the {len(single)} datasets: {folder / TABLES_FILE}")
     if missing:
         names = ", ".join(data.SOURCES[name].title for name in settings.datasets if name not in rows.titles)
-        console.print(f"left out, reasons in {TABLES_FILE}: {names}", style="yellow", highlight=False, soft_wrap=True)
+        say(console, f"left out, reasons in {TABLES_FILE}: {names}", "yellow")
 
 
 def planned(settings: Settings, frame: pd.DataFrame) -> Rows:

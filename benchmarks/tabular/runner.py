@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from benchmarks.output.terminal import say
 from benchmarks.tabular import data, report
 from benchmarks.tabular.data import Dataset
 from benchmarks.tabular.experiment import Cell, models, train_original
@@ -101,7 +102,7 @@ def _load(settings: Settings, names: list[str], folder: Path, console: Console) 
             with console.status(f"loading {title}"):
                 dataset = data.load(name, settings.data_home, settings.test_fraction, settings.split_seed)
         except data.Unavailable as error:
-            console.print(f"left out: {title} ({error})", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"left out: {title} ({error})", "yellow")
             described[name] = {"title": title, "missing": str(error)}
             continue
         described[name] = _description(settings, dataset)

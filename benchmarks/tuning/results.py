@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from omegaconf import OmegaConf
 from optuna.trial import TrialState
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -22,6 +23,7 @@ from benchmarks.tuning.study import Search
 from oblivionis.config.compose import tree_of
 from oblivionis.files import write_atomic, write_json
 from oblivionis.reports.format import fixed, number
+from oblivionis.reports.svg import FIGURE_STYLE, INK
 
 RESULT, TABLE, FIGURE, TUNED = "result.json", "trials.csv", "frontier.svg", "tuned.yaml"
 TITLES = {
@@ -148,8 +150,6 @@ def trials_csv(found: Sequence[Found]) -> str:
 
 def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) -> str:
     """The best settings as an experiment, with what they were chosen by in its first lines."""
-    from omegaconf import OmegaConf
-
     best, budget, share = found.best, found.budget, f"{facts['least_utility']:.0%}"
     which = "the untuned settings: no trial was better" if best.trial is None else f"trial {best.trial}"
     spent = budget["complete"] + budget["pruned"]
@@ -208,8 +208,6 @@ def _cell(measure: str, value: float | None, failed: Mapping[str, str]) -> str:
 
 def drawn(found: Sequence[Found], least: float) -> str:
     """The figure as SVG: a point per trial, distance against utility, with each method's frontier."""
-    from oblivionis.reports.svg import FIGURE_STYLE, INK
-
     with matplotlib.rc_context({**FIGURE_STYLE, "svg.fonttype": "path"}):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()

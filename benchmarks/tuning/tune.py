@@ -11,26 +11,37 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 from rich.console import Console
 
-from benchmarks.tuning import settings
+from benchmarks.output.folders import claim
+from benchmarks.output.terminal import say
+from benchmarks.scheduling.executors import LocalExecutor
+from benchmarks.scheduling.scheduler import Scheduler
+from benchmarks.scheduling.tasks import Task, prepare
+from benchmarks.tuning import objective, running, settings
 from benchmarks.tuning.requests import subjects_of
+from benchmarks.tuning.running import Terms
 from benchmarks.tuning.settings import Source
 from benchmarks.tuning.space import Dimension, read_file, space, untuned
+from benchmarks.tuning.study import JOURNAL, Search
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
-from oblivionis.config.yaml_files import read_yaml
+from oblivionis.data.corpora import load_corpus
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
 from oblivionis.measures import registry
+from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import not_measured
 from oblivionis.runs.reuse import check_updates
+
+if TYPE_CHECKING:
+    from benchmarks.tuning.results import Found
 
 CLAIM, EXPERIMENT = "tuning.yaml", "experiment.yaml"
 UTILITY = "model_utility"
@@ -141,12 +152,12 @@ def tune(wanted: Wanted, console: Console, *, resume: bool, dry_run: bool = Fals
     planned = plan(wanted)
     if dry_run:
         for line in [*planned.lines(), f"results: {wanted.output}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         return
     with ExitStack() as held:
         _claim(planned, resume=resume, held=held)
         for line in [*planned.lines(), f"results: {wanted.output}"]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         try:
             _work(planned, console)
         except KeyboardInterrupt:
@@ -156,7 +167,6 @@ def tune(wanted: Wanted, console: Console, *, resume: bool, dry_run: bool = Fals
 def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
     """Make the folder that of this tuning, or check that it is, and hold it. Raises RunError."""
     wanted, folder = planned.wanted, planned.wanted.output
-    file = folder / CLAIM
     now = {
         "run": wanted.run,
         "overrides": list(wanted.overrides),
@@ -166,25 +176,12 @@ def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
         "seed": wanted.seed,
         "prune": wanted.prune,
     }
-    if not resume and file.exists():
-        raise RunError(
-            f"{folder} has a tuning already; go on with it, or add a method, with --resume, or choose another --output"
-        )
-    if resume and not file.exists():
-        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
-    if resume:
-        before, _, problems = read_yaml(file)
-        if problems:
-            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
-        differs = [f"{key} was {before.get(key)}, is {value}" for key, value in now.items() if before.get(key) != value]
-        if differs:
-            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
+    taken = "has a tuning already; go on with it, or add a method, with --resume"
+    claim(folder / CLAIM, now, resume=resume, taken=taken)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "tuning.lock")
         lock.acquire(timeout=0)
         held.callback(lock.release)
-        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(now)))
         if planned.source.run is None:
             write_atomic(folder / EXPERIMENT, configuration.to_yaml(planned.source.config))
     except Timeout:
@@ -194,53 +191,55 @@ def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
 
 
 def _work(planned: Plan, console: Console) -> None:
-    from benchmarks.tuning import results, running
-    from benchmarks.tuning.study import JOURNAL, Search
+    from benchmarks.tuning import results  # matplotlib: mistakes are told without it
 
     wanted = planned.wanted
     (wanted.output / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed; the folder is ours
-    workers = running.Workers(console, wanted.jobs)
-    base = running.start_base(wanted.output / "base", planned.base, planned.source)
-    running.complete(workers, {"finetuned and retrained model": (base, planned.base)})
+    scheduler = Scheduler(LocalExecutor(wanted.jobs), console)
+    base = RunDirectory((wanted.output / "base").resolve())
+    begin = partial(running.start_base, base, planned.base, planned.source)
+    running.complete(scheduler, [Task("base", "finetuned and retrained model", planned.base, base, begin)])
     terms = _terms(base, planned)
     if terms.utility != UTILITIES[0] and (note := left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
-        said = f"warning: the utility is {registry.reader_name(terms.utility)}, for {note}"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"warning: the utility is {registry.reader_name(terms.utility)}, for {note}")
     updates = planned.source.run or base
 
-    def begin(folder: Path, config: Config) -> Any:
-        return running.prepare(folder, config, base, updates)
+    def start(key: str, label: str, config: Config, folder: Path) -> Task:
+        run, stages = RunDirectory(folder.resolve()), {stage: base for stage in settings.STAGES}
+        return Task(key, label, config, run, lambda: prepare(run, config, stages, updates))
 
-    first = {}
-    for method in planned.methods:
-        run = begin(wanted.output / method.label / running.UNTUNED, method.untuned)
-        first[f"{method.label} untuned"] = (run, method.untuned)
-    running.complete(workers, first)
+    first = {
+        method.label: start(
+            method.label, f"{method.label} untuned", method.untuned, wanted.output / method.label / running.UNTUNED
+        )
+        for method in planned.methods
+    }
+    running.complete(scheduler, [*first.values()])
     rounds = planned.base.federation.rounds.unlearn
-    found: list[Any] = []
+    found: list[Found] = []
     facts = _facts(planned, terms)
     for method in planned.methods:
-        run, config = first[f"{method.label} untuned"]
+        task = first[method.label]
+        run, config = task.run, task.config
         told = running.judged(run, config, terms)
         values = {d.path: untuned(config, d.path) for d in method.space}
         search = Search(wanted.output, method.label, method.space, wanted.seed, rounds)
         search.learn(values, told, running.curve(run, terms.oracle))
-        place = wanted.output / method.label
-        running.Trials(search, workers, place, config, terms, begin, wanted.trials, method.label).execute()
+        running.Trials(search, scheduler, task, terms, start, wanted.trials, method.label).execute()
         entry = results.Entry(None, values, told)
         keys = settings.own_keys(config, planned.source.config)
         found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))
         heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
         results.write(wanted.output, found, facts, heads)
     console.print(results.table(found, terms.oracle, terms.least_utility))
-    _say(planned, found, console)
+    efforts = [results.effort_in_words(each.budget) for each in found]
+    _say(planned, found, efforts, console)
 
 
-def _terms(base: Any, planned: Plan) -> Any:
+def _terms(base: RunDirectory, planned: Plan) -> Terms:
     """The retrained model's values. Raises RunError where nothing was measured or it has no utility."""
-    from benchmarks.tuning import objective, running
-
     summary, log = base.stage_summary("retrain"), base.evaluation_log("retrain") or {}
+    assert summary is not None
     convention = planned.base.evaluation.truth_ratio
     values, errors = objective.measured(summary["metrics"], log, convention), objective.standard_errors(log, convention)
     values = {name: value for name, value in values.items() if name in errors}
@@ -254,16 +253,16 @@ def _terms(base: Any, planned: Plan) -> Any:
             "its report"
         )
     oracle = objective.Oracle(values, errors, summary["metrics"][utility])
-    return running.Terms(oracle, utility, planned.wanted.least_utility)
+    return Terms(oracle, utility, planned.wanted.least_utility)
 
 
-def left_out(base: Any, metrics: Sequence[str]) -> str:
+def left_out(base: RunDirectory, metrics: Sequence[str]) -> str:
     """Why the retrained model has none of some metrics, where there is a reason; else empty."""
-    notes = base.stage_summary("retrain").get("notes", {})
+    notes = (base.stage_summary("retrain") or {}).get("notes", {})
     return next((f"{registry.reader_name(name)} is left out: {notes[name]}" for name in metrics if name in notes), "")
 
 
-def _facts(planned: Plan, terms: Any) -> dict[str, Any]:
+def _facts(planned: Plan, terms: Terms) -> dict[str, Any]:
     wanted = planned.wanted
     return {
         "run": wanted.run,
@@ -282,8 +281,6 @@ def _facts(planned: Plan, terms: Any) -> dict[str, Any]:
 
 def _records(planned: Plan) -> dict[str, list[str]]:
     """The ids of the records that the tuning forgets, and of those that the run itself does."""
-    from oblivionis.data.corpora import load_corpus
-
     reported = planned.source.config.data
     return {
         "tuned_on": sorted(load_corpus(planned.base.data).forget_ids),
@@ -304,25 +301,19 @@ def _head(planned: Plan, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
-    from benchmarks.tuning.results import effort_in_words
-
+def _say(planned: Plan, found: Sequence[Found], efforts: Sequence[str], console: Console) -> None:
     folder = planned.wanted.output
-    for each in found:
+    for each, effort in zip(found, efforts, strict=True):
         budget = each.budget
-        console.print(
+        say(
+            console,
             f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
-            f"failed; {effort_in_words(budget)}; tuned: {folder / each.method / 'tuned.yaml'}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"failed; {effort}; tuned: {folder / each.method / 'tuned.yaml'}",
         )
-    console.print(
+    say(
+        console,
         f"every trial: {folder / 'trials.csv'} · frontier: {folder / 'frontier.svg'} · report it on the run's own "
         f"requests: oblivionis simulate {folder / found[0].method / 'tuned.yaml'}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
     if short := [each.method for each in found if not each.best.feasible]:
         raise RunFailed(

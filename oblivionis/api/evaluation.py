@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -72,12 +72,7 @@ def evaluate_model(
     DataError for unknown sets and faulty rows (all at once), ValueError for an oracle that does not fit and other
     values out of range.
     """
-    for name in questions:
-        if name not in SECTIONS:
-            hint = did_you_mean(name, SECTIONS) or f"expected some of {', '.join(SECTIONS)}"
-            raise DataError(f"unknown question set {name!r}; {hint}")
-    if not questions:
-        raise DataError(f"no questions; expected some of the sets {', '.join(SECTIONS)}")
+    _check_sets(questions)
     if oracle is not None and (oracle.truth_ratio != truth_ratio or not oracle.truth_ratios.size):
         raise ValueError(
             f"the oracle needs {truth_ratio} truth ratios of forget questions: evaluate the retrained model with the "
@@ -107,3 +102,13 @@ def evaluate_model(
     details = result.details
     ratios = np.asarray(details["forget_truth_ratios"])
     return Evaluation(result.metrics, details["log"], ratios, truth_ratio, result.notes)
+
+
+def _check_sets(names: Collection[str]) -> None:
+    """Raise DataError for an unknown question set, or none at all."""
+    for name in names:
+        if name not in SECTIONS:
+            hint = did_you_mean(name, SECTIONS) or f"expected some of {', '.join(SECTIONS)}"
+            raise DataError(f"unknown question set {name!r}; {hint}")
+    if not names:
+        raise DataError(f"no questions; expected some of the sets {', '.join(SECTIONS)}")

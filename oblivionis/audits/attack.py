@@ -22,7 +22,7 @@ from evaluation.metrics.retrained_comparison import judge_probability, judge_rec
 from oblivionis.audits import attacks as kinds
 from oblivionis.audits.attack_questions import Attack, Battery, Row
 from oblivionis.audits.attacks import NONE
-from oblivionis.audits.leakage import identity_of
+from oblivionis.audits.loaded_model import identity_of
 from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import REJECTED, Ledger
 from oblivionis.errors import OblivionisError, RunInterrupted

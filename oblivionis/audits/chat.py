@@ -5,10 +5,9 @@ One base model is loaded; for each answer the adapter of the model that is to sp
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,8 @@ from evaluation.engine.models import text_config
 from evaluation.engine.sampling import Rule, sample
 from evaluation.metrics.rouge import ANY_SCRIPT, rouge_l, rule_for
 from oblivionis import seeds
-from oblivionis.config.schema import Config
+from oblivionis.config.schema import Config, LeakageAudit
+from oblivionis.config.values import check_value, keys_of
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_prompts
 from oblivionis.errors import OblivionisError
@@ -34,6 +34,13 @@ from oblivionis.runs.directory import RunDirectory
 STAGES = ("finetune", "unlearn", "retrain")
 WITHOUT_GENERATION = 64
 """Longest answer, in tokens, to the questions of a run whose full evaluation generates nothing."""
+_KEYS = {key.path: key for key in keys_of(LeakageAudit, LeakageAudit())}
+SETTINGS = {
+    name: replace(_KEYS[name], optional=name != "seed")
+    for name in ("temperature", "top_p", "top_k", "confidence", "samples", "max_new_tokens", "seed")
+}
+"""How answers are decoded: the settings that a conversation shares with a leakage audit; all but the seed may be unset.
+"""
 
 
 class ChatError(OblivionisError):
@@ -59,36 +66,26 @@ class Decoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_new_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ChatError(f"{name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise ChatError(f"seed must not be negative, got {self.seed}")
+        for name, key in SETTINGS.items():
+            if (problem := check_value(key, getattr(self, name))[1]) is not None:
+                raise ChatError(str(problem))
         given = self._only_sampled
         if self.temperature == 0 and given:
             raise ChatError(
                 f"temperature 0 is greedy decoding, which knows no {' and no '.join(given)}; unset one side"
             )
-        try:
-            self._rule()
-        except ValueError as error:
-            raise ChatError(str(error)) from error
 
     @property
     def _only_sampled(self) -> list[str]:
         return [n for n in ("top_p", "top_k", "confidence", "samples") if getattr(self, n) is not None]
-
-    def _rule(self) -> Rule:
-        temperature = 1.0 if self.temperature is None else self.temperature
-        return Rule(temperature, 1.0 if self.top_p is None else self.top_p, self.top_k, self.confidence)
 
     @property
     def rule(self) -> Rule | None:
         """What answers are drawn from; None: greedy."""
         if self.temperature == 0 or (self.temperature is None and not self._only_sampled):
             return None
-        return self._rule()
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return Rule(temperature, 1.0 if self.top_p is None else self.top_p, self.top_k, self.confidence)
 
     def describe(self) -> str:
         """All that differs from greedy decoding as the run's evaluation does it, in one line."""
@@ -114,7 +111,7 @@ class Reply:
     problems: dict[str, str]
     known: str = ""
     truth: str | None = None
-    recalls: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    recalls: dict[str, list[float]] = field(default_factory=dict)
     any_script: bool = False
 
 

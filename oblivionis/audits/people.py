@@ -27,7 +27,8 @@ from evaluation.wikimem.facts import SAME_MEANING, Embed, Fact, candidates
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import Property, counterfactuals, properties, read_counterfactuals
 from evaluation.wikimem.score import PairScore, score_pair
-from oblivionis.audits.leakage import AuditedModel, AuditError
+from oblivionis.audits.audited_model import AuditError
+from oblivionis.audits.loaded_model import AuditedModel
 from oblivionis.audits.people_outcomes import Person, PersonAudit, PersonFact, Phrasing, person_slug
 from oblivionis.config.problems import did_you_mean
 from oblivionis.data.person_facts import facts_of

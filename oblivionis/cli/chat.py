@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from oblivionis.audits.chat import Chat, ChatError, Decoding, Reply
+from oblivionis.audits.chat import SETTINGS, Chat, ChatError, Decoding, Reply
 from oblivionis.cli.interrupts import stopping
+from oblivionis.config.configuration_layers import parse_overrides
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import MODELS, SETS
@@ -31,8 +33,6 @@ Any line is a question to all models. Commands:
   /quit              end (also Ctrl-D)
 Samples of a repeated question differ. /set seed begins anew: the same seed and
 the same questions in the same order give the same answers."""
-_WHOLE = ("top_k", "samples", "max_new_tokens", "seed")
-_NAMES = ("temperature", "top_p", "top_k", "confidence", "samples", "max_new_tokens", "seed")
 
 Read = Callable[[], str | None]
 """The next line, None at the end of the input."""
@@ -121,23 +121,23 @@ def _set(chat: Chat, arguments: list[str], console: Console) -> None:
         if len(arguments) != 2:
             raise ChatError("expected /set NAME VALUE, e.g. /set temperature 0.7, or /set greedy")
         name = arguments[0].replace("-", "_")
-        if name not in _NAMES:
-            hint = did_you_mean(name, _NAMES)
-            raise ChatError(f"there is no setting {arguments[0]!r}; {hint or 'there are ' + ', '.join(_NAMES)}")
+        if name not in SETTINGS:
+            hint = did_you_mean(name, SETTINGS)
+            raise ChatError(f"there is no setting {arguments[0]!r}; {hint or 'there are ' + ', '.join(SETTINGS)}")
         chat.decoding = dataclasses.replace(chat.decoding, **{name: _value(name, arguments[1])})
         if name == "seed":
             chat.restart()
     console.print(chat.decoding.describe(), markup=False, highlight=False)
 
 
-def _value(name: str, text: str) -> float | int | None:
+def _value(name: str, text: str) -> Any:
+    """What a setting is to be, as it stands in the line; `Decoding` checks it."""
     if text.lower() in ("none", "null", "off"):
         return 0 if name == "seed" else None
-    try:
-        return int(text) if name in _WHOLE else float(text)
-    except ValueError:
-        expected = "a whole number" if name in _WHOLE else "a number"
-        raise ChatError(f"{name}: expected {expected} or none, got {text!r}") from None
+    layer, problems = parse_overrides([f"{name}={text}"], SETTINGS)
+    if problems:
+        raise ChatError(str(problems[0]))
+    return layer.values[name][0]
 
 
 def ask(chat: Chat, question: str, console: Console) -> None:

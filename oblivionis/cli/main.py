@@ -23,7 +23,7 @@ from oblivionis.cli.certificate import certificate_cli
 from oblivionis.cli.deploy import deploy_cli
 from oblivionis.cli.export import export
 from oblivionis.cli.interrupts import leave, signals, stopping
-from oblivionis.cli.leakage import audit_leakage
+from oblivionis.cli.leakage import LeakageCommand, audit_leakage
 from oblivionis.cli.model import model_cli
 from oblivionis.cli.person_audits import audit_person, request_from_audit
 from oblivionis.cli.replay_audits import audit_exchange, audit_training
@@ -67,7 +67,7 @@ cli.add_typer(deploy_cli, name="deploy")
 cli.command("attack")(attack)
 cli.command("export")(export)
 cli.command("view")(view)
-audit_cli.command("leakage")(audit_leakage)
+audit_cli.command("leakage", cls=LeakageCommand)(audit_leakage)
 audit_cli.command("person")(audit_person)
 audit_cli.command("exchange")(audit_exchange)
 audit_cli.command("training")(audit_training)

@@ -15,8 +15,9 @@ from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
+    from evaluation.wikimem.engine import Asking
     from evaluation.wikimem.facts import Fact
-    from oblivionis.audits.leakage import AuditedModel
+    from oblivionis.audits.loaded_model import AuditedModel
     from oblivionis.audits.people import Settings
     from oblivionis.audits.people_outcomes import PersonAudit
     from oblivionis.audits.requests_from_audit import Plan
@@ -100,27 +101,16 @@ def audit_person(
     found = find_target(target, stage, set_ or [])
 
     from evaluation.wikimem.engine import Asking
-    from oblivionis.audits import leakage as audit
     from oblivionis.audits import people as person_audit
+    from oblivionis.audits.loaded_model import load_subject
     from oblivionis.audits.people_outcomes import before_audit
     from oblivionis.reports import people as person_report
     from oblivionis.runs.failed_evaluators import not_measured
 
-    if phrasings not in person_audit.PHRASINGS:
-        raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")
-    values = None if counterfactuals is None else person_audit.load_values(counterfactuals)
-    embed = None if embedder is None else person_audit.load_embedder(embedder)
-    subject = audit.load_subject(found, kind="person")
+    settings = _settings(Asking(templates=templates, context=context), phrasings, counterfactuals, embedder)
+    subject = load_subject(found, kind="person")
     facts = person_audit.own_facts(subject, person or ()) if facts is None else facts
     facts = person_audit.choose(facts, person) if person else facts
-    settings = person_audit.Settings(
-        Asking(templates=templates, context=context),
-        phrasings,
-        values,
-        embedder,
-        embed,
-        None if counterfactuals is None else str(counterfactuals.resolve()),
-    )
     before = before_audit(subject.run, subject.stage, against)
     read_from = None if subjects is None else str(subjects.resolve())
     folder = out or subject.folder
@@ -135,6 +125,18 @@ def audit_person(
             Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if result.failed:
         raise not_measured([f"{name}: {reason}" for name, reason in result.failed.items()])
+
+
+def _settings(asking: Asking, phrasings: str, counterfactuals: Path | None, embedder: str | None) -> Settings:
+    """How facts are asked for. Raises OblivionisError for unknown phrasings, and for what cannot be loaded."""
+    from oblivionis.audits import people as person_audit
+
+    if phrasings not in person_audit.PHRASINGS:
+        raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")
+    values = None if counterfactuals is None else person_audit.load_values(counterfactuals)
+    embed = None if embedder is None else person_audit.load_embedder(embedder)
+    place = None if counterfactuals is None else str(counterfactuals.resolve())
+    return person_audit.Settings(asking, phrasings, values, embedder, embed, place)
 
 
 def _page(run: RunDirectory) -> str:

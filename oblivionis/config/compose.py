@@ -34,7 +34,16 @@ from oblivionis.config.configuration_layers import (
 )
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean, render_problems
 from oblivionis.config.schema import Config
-from oblivionis.config.values import KEYS, brought, brought_problems, check_params, check_values
+from oblivionis.config.values import (
+    KEYS,
+    brought,
+    brought_problems,
+    check_params,
+    check_value,
+    check_values,
+    keys_of,
+    sections,
+)
 from oblivionis.config.yaml_files import CONF, display, parse_yaml, read_yaml
 from oblivionis.errors import FileError
 
@@ -464,6 +473,33 @@ def _build(good: Mapping[str, Any]) -> Config:
 
 _PARAMS = [f"{group}.params" for group in PARAMETRISED]
 _hints = functools.cache(typing.get_type_hints)
+
+
+def settings_of(cls: type[T], values: Values) -> T:
+    """The dataclass of settings with these values by dotted path, each with its place, checked by its own keys.
+
+    Raises ConfigError with every problem.
+    """
+    keys = {key.path: key for key in keys_of(cls, cls())}
+    groups = [path for path, _ in sections(cls) if path]
+    mappings = [path for path, key in keys.items() if key.kind is dict]
+    good: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for path, (value, where) in values.items():
+        if path in keys:
+            good[path], problem = check_value(keys[path], value, where)
+            problems += [problem] if problem else []
+        elif path in groups:
+            problems.append(Problem(path, f"{value!r} is not a section", "a mapping", "", where))
+        elif any(path.startswith(f"{mapping}.") for mapping in mappings):
+            good[path] = value
+        else:
+            hint = did_you_mean(path, [*keys, *groups])
+            expected = "" if hint else f"one of {', '.join(sorted({key.split('.')[0] for key in keys}))}"
+            problems.append(Problem(path, "unknown key", expected, hint, where))
+    if problems:
+        raise ConfigError(problems)
+    return instance(cls, tree_of(good))
 
 
 def instance(cls: type[T], values: Mapping[str, Any]) -> T:

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from oblivionis.config.problems import Problem, did_you_mean
-from oblivionis.config.values import KEYS, SECTIONS, expectation, known_below
+from oblivionis.config.values import KEYS, SECTIONS, Key, expectation, known_below
 from oblivionis.config.yaml_files import CONF, YAML_ERRORS
 
 GROUPS = {
@@ -89,10 +89,11 @@ def make_layer(content: Mapping[str, Any], places: Mapping[str, str], place: str
     return layer, problems
 
 
-def parse_overrides(overrides: Sequence[str] | str) -> tuple[Layer, list[Problem]]:
+def parse_overrides(overrides: Sequence[str] | str, keys: Mapping[str, Key] = KEYS) -> tuple[Layer, list[Problem]]:
     """`key=value` items, or one string of them as a shell would split it, as a layer, and the malformed ones.
 
-    A value is read as YAML (`[1, 2]`, `true`, `null`, `1e-3`), but a key whose type is text takes it literally.
+    A value is read as YAML (`[1, 2]`, `true`, `null`, `1e-3`), but a key whose type is text takes it literally. `keys`:
+    those that there are.
     """
     if isinstance(overrides, str):
         try:
@@ -108,7 +109,7 @@ def parse_overrides(overrides: Sequence[str] | str) -> tuple[Layer, list[Problem
         elif not KEY_PATTERN.fullmatch(path):
             problems.append(Problem(item, f"malformed override: {path!r} is no key", "key=value", "", "override"))
         else:
-            value, problem = _override_value(path, text)
+            value, problem = _override_value(path, text, keys)
             if problem:
                 problems.append(problem)
                 continue
@@ -120,15 +121,15 @@ def parse_overrides(overrides: Sequence[str] | str) -> tuple[Layer, list[Problem
     return layer, problems
 
 
-def _override_value(path: str, text: str) -> tuple[Any, Problem | None]:
+def _override_value(path: str, text: str, keys: Mapping[str, Key]) -> tuple[Any, Problem | None]:
     quoted = text.strip()[:1] in ("'", '"')
-    if path in KEYS and KEYS[path].kind is str and not quoted:
-        return (None if KEYS[path].optional and text.strip() in ("null", "~", "") else text), None
+    if path in keys and keys[path].kind is str and not quoted:
+        return (None if keys[path].optional and text.strip() in ("null", "~", "") else text), None
     try:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     except YAML_ERRORS as error:
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        expected = expectation(KEYS[path]) if path in KEYS else "a YAML value"
+        expected = expectation(keys[path]) if path in keys else "a YAML value"
         return None, Problem(f"{path}={text}", f"malformed override: {reason}", expected, "", "override")
     value = parsed.get("value") if isinstance(parsed, dict) else None
     return (text if path in GROUPS and not isinstance(value, (str, dict)) else value), None

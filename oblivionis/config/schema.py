@@ -727,11 +727,8 @@ class Profile:
 
 
 @dataclass
-class Leakage:
-    """Probabilistic leakage: answers to forget questions are sampled, and bounds say what the model may give away.
-
-    Scholten et al. 2025; `oblivionis audit leakage` does the same thoroughly.
-    """
+class LeakageQuestions:
+    """How many answers are sampled after a round and at a stage's end, and what of an answer is leakage."""
 
     function: str = field(
         default="rouge_l_recall",
@@ -752,6 +749,12 @@ class Leakage:
     full_samples: int = field(
         default=128, metadata=about("Answers sampled at a stage's end; 0: none.", at_least=0, at_most=100000)
     )
+
+
+@dataclass
+class LeakageSettings:
+    """How answers are sampled and how their leakage is bounded, in a run as in an audit."""
+
     max_new_tokens: int = field(
         default=64, metadata=about("Longest sampled answer.", unit="tokens", at_least=1, at_most=8192)
     )
@@ -780,6 +783,51 @@ class Leakage:
     )
     limit: float = field(
         default=0.1, metadata=about("A question leaks when its M_bin exceeds this.", at_least=0, at_most=1)
+    )
+
+
+@dataclass
+class Leakage(LeakageSettings, LeakageQuestions):
+    """Probabilistic leakage: answers to forget questions are sampled, and bounds say what the model may give away.
+
+    Scholten et al. 2025; `oblivionis audit leakage` does the same thoroughly.
+    """
+
+
+@dataclass
+class LeakageAudit(LeakageSettings):
+    """The settings of `oblivionis audit leakage`, which are no part of a run's configuration."""
+
+    samples: int = field(default=1024, metadata=about("Answers sampled per question.", at_least=1))
+    seed: int = field(default=0, metadata=about("Seed of the samples.", at_least=0))
+    family_wise: bool = field(
+        default=False, metadata=about("Let a bound hold for all questions at once (alpha / questions each).")
+    )
+    stop_at: float | None = field(
+        default=None,
+        metadata=about(
+            "Sample a question only until its expected leakage is certified below, or shown above, this value; null: "
+            "always draw `samples`.",
+            above=0,
+            below=1,
+        ),
+    )
+    function: str | None = field(
+        default=None,
+        metadata=about(
+            "Leakage of an answer; null: `classifier` where one is given, `keyword` where the questions have keywords "
+            "and no answers, else `rouge_l_recall`.",
+            choices=("rouge_l_recall", "rouge_l_f1", "exact", "keyword", "classifier"),
+        ),
+    )
+    classifier: str | None = field(
+        default=None, metadata=about("Text-classification model for the function `classifier`.", at_least=1)
+    )
+    label: str | None = field(
+        default=None, metadata=about("Its label, or the label's number, whose probability is the leakage.", at_least=1)
+    )
+    classifier_input: str = field(
+        default="{answer}", metadata=about("What it reads; {question} and {answer} are filled in.")
     )
 
 

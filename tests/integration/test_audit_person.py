@@ -16,8 +16,9 @@ from evaluation.wikimem.engine import Asking
 from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
-from oblivionis.audits import leakage as audit
 from oblivionis.audits import people as person_audit
+from oblivionis.audits.audited_model import AuditError
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.audits.people_outcomes import Person, PersonFact, before_audit, person_slug, read_audit
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.person_facts import facts_of, read_facts
@@ -46,7 +47,7 @@ def subjects(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny():
-    return audit.find_subject("tiny", None, [], kind="person")
+    return find_subject("tiny", None, [], kind="person")
 
 
 def sentence_nll(model, tokenizer, text):
@@ -129,7 +130,7 @@ def test_facts_without_values_of_other_people_are_named(tiny, tmp_path):
     result = person_audit.audit_people(tiny, facts, settings, tmp_path)
     assert [fact.id for fact in result.people[0].facts] == ["P19"]
     assert len(result.skipped) == 1 and f"({lacking}): no values of other people" in result.skipped[0]
-    with pytest.raises(audit.AuditError, match=r"none of the 1 facts can be asked for"):
+    with pytest.raises(AuditError, match=r"none of the 1 facts can be asked for"):
         person_audit.audit_people(tiny, facts[:1], settings, tmp_path)
 
 
@@ -138,7 +139,7 @@ def test_values_of_other_people_from_a_folder(tmp_path):
     assert person_audit.load_values(tmp_path) == {"P19": ("Oslo",), "P7": ("x", "y")}
     for text in ("[]", "{}", '{"P19": []}', '{"P19": [""]}', "{"):
         (tmp_path / "counterfactuals.json").write_text(text)
-        with pytest.raises(audit.AuditError, match=r"--counterfactuals: .*counterfactuals\.json"):
+        with pytest.raises(AuditError, match=r"--counterfactuals: .*counterfactuals\.json"):
             person_audit.load_values(tmp_path)
 
 

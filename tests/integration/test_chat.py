@@ -21,8 +21,8 @@ from support.stages import execute, new_run
 
 from evaluation.engine.sampling import Rule, sample
 from evaluation.metrics.tofu import SECTIONS
-from oblivionis.audits import leakage as audit
 from oblivionis.audits.chat import Chat, ChatError, Decoding
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.cli import chat as chat_loop
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.tokenize import encode_prompts
@@ -99,7 +99,7 @@ def test_samples_are_those_of_the_sampler(finished, chat, rule):
     replies = [chat.ask(FREE) for _ in range(2)]
     assert replies[0].answers != replies[1].answers, "a repeated question is answered anew"
     for stage, name in NAMES.items():
-        subject = audit.find_subject(str(run.path), stage, [])
+        subject = find_subject(str(run.path), stage, [])
         prompts = encode_prompts([FREE] * 2, subject.tokenizer, subject.template)
         found = sample(
             subject.model, prompts, 4, max_new_tokens=6, stop_ids=subject.stop_ids, rule=rule, seed=3, questions=[0, 1]
@@ -254,16 +254,16 @@ MISTAKES = {
     "/set temperature": "expected /set NAME VALUE, e.g. /set temperature 0.7, or /set greedy",
     "/set temprature 1": "there is no setting 'temprature'; did you mean temperature?",
     "/set zzz 1": "there is no setting 'zzz'; there are temperature, top_p, top_k, confidence, samples",
-    "/set temperature hot": "temperature: expected a number or none, got 'hot'",
-    "/set samples 1.5": "samples: expected a whole number or none, got '1.5'",
-    "/set temperature -1": "temperature must be finite and not negative, got -1.0",
-    "/set temperature nan": "temperature must be finite and not negative, got nan",
-    "/set top_p 0": "top_p must lie in (0, 1], got 0.0",
-    "/set top_k 0": "top_k must be at least 1 or None, got 0",
-    "/set confidence 2": "confidence must lie in [0, 1] or be None, got 2.0",
-    "/set samples 0": "samples must be at least 1, got 0",
-    "/set max_new_tokens 0": "max_new_tokens must be at least 1, got 0",
-    "/set seed -1": "seed must not be negative, got -1",
+    "/set temperature hot": "temperature: 'hot' is not a number; expected value >= 0 or null",
+    "/set samples 1.5": "samples: 1.5 is not a whole number; expected value >= 1 or null",
+    "/set temperature -1": "temperature: -1.0 is out of range; expected value >= 0 or null",
+    "/set temperature nan": "temperature: nan is not finite; expected value >= 0 or null",
+    "/set top_p 0": "top_p: 0.0 is out of range; expected 0 < value <= 1 or null",
+    "/set top_k 0": "top_k: 0 is out of range; expected value >= 1 or null",
+    "/set confidence 2": "confidence: 2.0 is out of range; expected 0 <= value <= 1 or null",
+    "/set samples 0": "samples: 0 is out of range; expected value >= 1 or null",
+    "/set max_new_tokens 0": "max_new_tokens: 0 is out of range; expected 1 <= value <= 8192 or null",
+    "/set seed -1": "seed: -1 is out of range; expected value >= 0",
     "word " * 3000: "tokens as a prompt, the model's context is",
 }
 
@@ -343,7 +343,7 @@ def test_questions_from_a_pipe(finished, monkeypatch):
     _, run = finished
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FREE}\n/set samples 0\n\n/forget"))
     result = call("chat", run.path)
-    assert result.code == 0 and "samples must be at least 1" in result.out
+    assert result.code == 0 and "samples: 0 is out of range; expected value >= 1" in result.out
     assert [row[0] for row in rows(result.out)] == [*NAMES.values(), "truth", *NAMES.values()]
     assert chat_loop.PROMPT not in result.out.splitlines() and "Ctrl-D" not in result.out
 
@@ -371,10 +371,10 @@ def test_a_terminal_gets_a_banner_and_a_prompt(chat, monkeypatch, capsys):
     [
         (["nope"], "nope is no run directory"),
         (["{run}", "--stage", "local"], "'local' is no finished stage; finished: finetune, unlearn, retrain"),
-        (["{run}", "--temperature", "-1"], "temperature must be finite and not negative"),
-        (["{run}", "--samples", "0"], "samples must be at least 1"),
+        (["{run}", "--temperature", "-1"], "temperature: -1.0 is out of range; expected value >= 0"),
+        (["{run}", "--samples", "0"], "samples: 0 is out of range; expected value >= 1"),
         (["{run}", "--temperature", "0", "--samples", "2"], "greedy decoding, which knows no samples"),
-        (["{run}", "--top-p", "1.5"], "top_p must lie in (0, 1]"),
+        (["{run}", "--top-p", "1.5"], "top_p: 1.5 is out of range; expected 0 < value <= 1"),
         (["{run}", "--set", "evaluation.truth_ratio=x"], "expected one of geometric, arithmetic"),
         (["{run}", "--question", "word " * 3000], "tokens as a prompt, the model's context is"),
     ],

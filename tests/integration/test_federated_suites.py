@@ -322,7 +322,7 @@ def test_a_machine_that_does_not_see_the_store_gets_the_run_and_sends_it_back(fi
         versions = {**ray_worker.versions(), **other}
         method = node.config.unlearning.method
         order = Order(node.key, probe, tmp_path, method, versions, CORES, list(pieces(run.path)))
-        task = ray_tasks.Task(node, run.path, order, Demand(CORES, 0, 0))
+        task = ray_tasks.RayTask(node.label, run.path, order, Demand(CORES, 0, 0))
         for said in ray_worker.work(order):
             task.hear(said)
         return task

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from support.stages import Recorded, execute, final_metrics, new_run
 
 from oblivionis import seeds
-from oblivionis.audits.leakage import find_subject
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.client.worker import resident
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.measures.assessor import evaluate_checkpoint

@@ -13,7 +13,7 @@ from support.inprocess import InProcessGrid
 
 from evaluation.engine import forward
 from oblivionis import seeds
-from oblivionis.audits import leakage as audit
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.client import worker
 from oblivionis.client.app import app
 from oblivionis.client.worker import Worker
@@ -85,7 +85,7 @@ def test_full_mode_forgets(full: RunDirectory) -> None:
 def test_full_mode_can_be_evaluated_and_audited(full: RunDirectory) -> None:
     again = evaluate_checkpoint(full.path, "unlearn", [])[2].metrics
     assert again["forget_prob"] == pytest.approx(final(full)["forget_prob"], abs=1e-6)
-    subject = audit.find_subject(str(full.path), None, [])
+    subject = find_subject(str(full.path), None, [])
     expected = full.load_checkpoint("unlearn").vector
     values = torch.cat([p.detach().reshape(-1) for p in subject.model.parameters()]).numpy()
     np.testing.assert_array_equal(np.sort(values), np.sort(expected))

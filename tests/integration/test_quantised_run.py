@@ -9,7 +9,8 @@ import pytest
 from support.inprocess import InProcessGrid
 
 from evaluation.engine.models import is_quantized
-from oblivionis.audits import leakage as audit
+from oblivionis.audits.leakage import forget_questions
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.measures.assessor import evaluate_checkpoint
@@ -38,6 +39,6 @@ def test_a_whole_run_can_be_evaluated_and_audited(run: RunDirectory) -> None:
     again = evaluate_checkpoint(run.path, "unlearn", [])[2].metrics
     measured = {k: v for k, v in stored["metrics"].items() if k.startswith(("forget_prob", "forget_rouge", "leakage"))}
     assert {k: again[k] for k in measured} == pytest.approx(measured, abs=1e-6)
-    subject = audit.find_subject(str(run.path), None, [])
+    subject = find_subject(str(run.path), None, [])
     assert is_quantized(subject.model) and subject.identity.endswith(f"/{'nf4-double' if kind == 'nf4' else kind}")
-    assert len(audit.forget_questions(subject)) == 2
+    assert len(forget_questions(subject)) == 2

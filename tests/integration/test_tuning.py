@@ -13,9 +13,8 @@ from rich.console import Console
 from support.inprocess import InProcessGrid
 
 from benchmarks import cli
-from benchmarks.federated import processes
 from benchmarks.federated.matrix import axes_of, cells_of
-from benchmarks.tuning import running
+from benchmarks.scheduling import processes, scheduler
 from benchmarks.tuning.space import Dimension
 from benchmarks.tuning.study import Search
 from benchmarks.tuning.tune import Wanted, tune
@@ -49,7 +48,7 @@ class Fake:
         self.started, self.stopped, self._behaviour = [], [], behaviour
         patch.setattr(processes, "start", self.start)
         patch.setattr(processes, "stop", self.stopped.extend)
-        patch.setattr(running, "POLL_S", 0.0)
+        patch.setattr(scheduler, "POLL_S", 0.0)
 
     def start(self, path, slot, method):
         self.started.append(path)

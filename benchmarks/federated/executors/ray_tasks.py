@@ -14,17 +14,21 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, TaskCancelledError
+
 from benchmarks.federated.executors import ray_worker
 from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
 from benchmarks.federated.executors.ray_worker import Begun, Ended, Order, Probe
 from benchmarks.federated.graph import Node
 from benchmarks.federated.options import RayCluster
-from benchmarks.federated.processes import LOG
 from benchmarks.federated.resource_demand import Demand, Demands, check
+from benchmarks.scheduling.executors import Work
+from benchmarks.scheduling.processes import LOG
+from benchmarks.scheduling.tasks import Task
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.reports.format import bytes_text
-from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import ray_cluster
 
 OPTION = "--ray-address"
@@ -40,7 +44,7 @@ class RayExecutor:
 
     def __init__(self, away: RayCluster, store: Path, nodes: Sequence[Node], tell: Callable[[str], None]) -> None:
         self._away, self._store, self.nodes, self._tell = away, store.resolve(), nodes, tell
-        self.tasks: list[Task] = []
+        self.tasks: list[RayTask] = []
         self.demands: dict[str, Demand] = {}
         self._joined = ExitStack()
         self.sharing = True
@@ -127,25 +131,23 @@ class RayExecutor:
         """Runs that machines are at."""
         return max(1, sum(task.host != "" for task in self.tasks))
 
-    def room(self, node: Node) -> bool:
+    def room(self, task: Task) -> bool:
         """Whether no run with the same demand waits for a machine: Ray sees one of each kind ahead."""
-        demand = self.demands[node.key]
-        return not any(task.host == "" and task.demand == demand for task in self.tasks)
+        demand = self.demands[task.key]
+        return not any(other.host == "" and other.demand == demand for other in self.tasks)
 
-    def submit(self, node: Node, run: RunDirectory) -> Task:
+    def submit(self, task: Task) -> RayTask:
         """Ask Ray for a machine."""
-        import ray
+        parcel = [] if self.sharing else [ray.put(piece) for piece in pieces(task.run.path)]
+        demand = self.demands[task.key]
+        method, versions = task.config.unlearning.method, ray_worker.versions()
+        order = Order(task.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel)
+        asked = RayTask(task.label, task.run.path, order, demand)
+        asked.begin()
+        self.tasks.append(asked)
+        return asked
 
-        parcel = [] if self.sharing else [ray.put(piece) for piece in pieces(run.path)]
-        demand = self.demands[node.key]
-        method, versions = node.config.unlearning.method, ray_worker.versions()
-        order = Order(node.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel)
-        task = Task(node, run.path, order, demand)
-        task.begin()
-        self.tasks.append(task)
-        return task
-
-    def ended(self) -> list[Task]:
+    def ended(self) -> list[RayTask]:
         """Listen to all tasks. One whose machine was lost begins anew, `TIMES` times at most."""
         over = []
         for task in self.tasks:
@@ -153,7 +155,7 @@ class RayExecutor:
             if lost is None:
                 pass
             elif task.times < TIMES:
-                self._tell(f"{task.node.label}: {lost}; it begins anew elsewhere ({task.times + 1} of {TIMES})")
+                self._tell(f"{task.label}: {lost}; it begins anew elsewhere ({task.times + 1} of {TIMES})")
                 task.begin()
             else:
                 task.fail(f"{lost}, {TIMES} times")
@@ -162,20 +164,20 @@ class RayExecutor:
         self.tasks = [task for task in self.tasks if task not in over]
         return over
 
-    def stop(self) -> None:
-        """Cancel all tasks and wait some seconds for their ends; what is left of them ends with this process."""
-        import ray
-
-        for task in self.tasks:
+    def stop(self, works: Sequence[Work]) -> None:
+        """Cancel tasks and wait some seconds for their ends; what is left of them ends with this process."""
+        stopped = [task for task in self.tasks if task in works]
+        for task in stopped:
             with suppress(Exception):
                 ray.cancel(task.stream)
         deadline = time.monotonic() + _CANCEL_S
-        while any(task.outcome is None and task.listen() is None for task in self.tasks):
+        while any(task.outcome is None and task.listen() is None for task in stopped):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        for task in self.tasks:
+        for task in stopped:
             task.drop()
+            self.tasks.remove(task)
 
 
 def _has(resources: Mapping[str, float], demand: Demand) -> bool:
@@ -193,11 +195,11 @@ def _resources(machine: Mapping[str, Any]) -> str:
     return f"{machine['NodeManagerAddress']} {found.get('CPU', 0):g} CPUs{gpus}, {memory} of RAM"
 
 
-class Task:
+class RayTask:
     """A run that Ray has been asked to do. host: the machine that is at it, "" before; times: how often it began."""
 
-    def __init__(self, node: Node, folder: Path, order: Order, demand: Demand) -> None:
-        self.node, self.demand, self._folder, self._order = node, demand, folder, order
+    def __init__(self, label: str, folder: Path, order: Order, demand: Demand) -> None:
+        self.label, self.demand, self._folder, self._order = label, demand, folder, order
         self.stream: Any = None
         self.host, self._line = "", ""
         self.times, self._since = 0, 0.0
@@ -206,12 +208,10 @@ class Task:
 
     def begin(self) -> None:
         """Ask for a machine, for the first time or again."""
-        import ray
-
         self.drop()
         self.host, self._line, self.times = "", "", self.times + 1
         task: Any = ray.remote(ray_worker.work).options(
-            name=self.node.label,
+            name=self.label,
             num_cpus=self.demand.cpus,
             num_gpus=self.demand.gpus,
             memory=self.demand.memory or None,
@@ -245,9 +245,6 @@ class Task:
 
     def listen(self) -> str | None:
         """Take what has come. A text where the machine was lost, None otherwise."""
-        import ray
-        from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, TaskCancelledError
-
         while self.outcome is None and ray.wait([self.stream], timeout=0)[0]:
             try:
                 said: Any = ray.get(next(self.stream))

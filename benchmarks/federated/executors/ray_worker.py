@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from filelock import FileLock, Timeout
 
-from benchmarks.federated import identity, processes
+from benchmarks.federated import identity
 from benchmarks.federated.executors.file_transfer import Piece, Unpacking, pieces
-from benchmarks.federated.processes import Job, Slot
+from benchmarks.scheduling import processes
+from benchmarks.scheduling.processes import Job, Slot
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.runs.directory import RunDirectory, package_versions
@@ -129,8 +131,6 @@ def work(order: Order) -> Iterator[Begun | str | Piece | Ended]:
 
 def _start(folder: Path, cores: tuple[int, ...], order: Order) -> Job:
     """The process of the run: on its cores, on the GPUs that Ray gave this task, and without Ray's own variables."""
-    import ray
-
     gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     place = order.folder if order.folder.is_dir() else folder
@@ -150,8 +150,6 @@ def _followed(job: Job) -> Iterator[str]:
 @contextmanager
 def _unpacked(order: Order) -> Iterator[Path]:
     """The run's files in a folder of this machine, which is deleted in the end."""
-    import ray
-
     root = Path(tempfile.mkdtemp(prefix="oblivionis-"))
     try:
         arriving = Unpacking(root / order.key)

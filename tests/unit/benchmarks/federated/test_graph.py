@@ -6,7 +6,7 @@ from support.commands import call
 
 from benchmarks import suite_kinds as suites
 from benchmarks.federated import graph, identity
-from benchmarks.federated.processes import slots
+from benchmarks.scheduling.processes import slots
 from oblivionis.config.compose import compose
 
 SMALL = """

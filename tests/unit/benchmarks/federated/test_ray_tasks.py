@@ -103,7 +103,7 @@ class Task:
 
     def __init__(self, losses, host="", demand=None):
         self.losses, self.host, self.demand = losses, host, demand
-        self.node, self.times, self.outcome = SimpleNamespace(label="finetune"), 1, None
+        self.label, self.times, self.outcome = "finetune", 1, None
 
     def begin(self):
         self.times += 1

@@ -185,6 +185,18 @@ def test_an_interrupted_suite_goes_on_where_it_was(finished, tmp_path, monkeypat
     same_files(folder, finished[0])
 
 
+@pytest.mark.slow
+def test_federations_at_once_are_the_same_and_an_error_in_one_process_is_told(finished, tmp_path):
+    folder = tmp_path / "out"
+    done = call("bench", SUITE, *TINY, "--output", folder, "--jobs", "2")
+    assert done.code == 0, done.err
+    same_files(folder, finished[0])
+    shutil.rmtree(folder)
+    diverges = "base.training.learning_rate=1e30"
+    failed = call("bench", SUITE, *TINY, diverges, "--output", folder, "--jobs", "2")
+    assert failed.code == 1 and re.search(r"federation \d: .*NaN", failed.err) and "Traceback" not in failed.err
+
+
 def test_more_federations_are_added_and_other_models_are_refused(finished, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(finished[0], folder)

@@ -21,7 +21,7 @@ from evaluation.engine.likelihood import score
 from evaluation.engine.models import is_quantized
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sampling import Rule, sample
-from oblivionis.audits import leakage as audit
+from oblivionis.audits.loaded_model import find_subject
 from oblivionis.config import compose as configuration
 from oblivionis.models import loading, lora
 from oblivionis.models.errors import ModelError
@@ -225,6 +225,6 @@ def test_a_full_model_cannot_be_quantised() -> None:
 
 
 def test_a_model_under_audit_is_quantised_as_asked() -> None:
-    subject = audit.find_subject("tiny", None, ["model.quantization=nf4", "model.double_quantization=false"])
+    subject = find_subject("tiny", None, ["model.quantization=nf4", "model.double_quantization=false"])
     assert is_quantized(subject.model) and subject.identity.endswith("/nf4")
-    assert audit.find_subject("tiny", None, []).identity.endswith("/float32/None")
+    assert find_subject("tiny", None, []).identity.endswith("/float32/None")

@@ -9,7 +9,7 @@ from support.processes import PROJECT, until
 ATTENDING = """
 import subprocess, sys, time
 from pathlib import Path
-from benchmarks.federated.processes import Job, ended_with_us
+from benchmarks.scheduling.processes import Job, ended_with_us
 run = subprocess.Popen(["sleep", "600"], start_new_session=True)
 with ended_with_us(Job(run, Path("log")), Path(sys.argv[1])):
     print(run.pid, flush=True)
