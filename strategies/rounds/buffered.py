@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from strategies import message_keys
 from strategies.arrays import merged
-from strategies.replies import ReplyCheck, judge
+from strategies.replies import ReplyCheck
 from strategies.rounds.fedtu import FedTU
 from strategies.rounds.model_versions import Buffer, Versions
 from strategies.rounds.reply_stream import FLIGHT, Arrivals, Sent
@@ -163,13 +163,13 @@ class BufferedFedTU(FedTU):
                 self._refer(reply, flight, arrays)
         pairs = [(flight.client, reply) for flight, reply in collected.good]
         self.inner.starts_from(arrays)
-        verdicts = run.exchanges.judged("train", server_round, pairs, arrays)
+        verdicts = run.exchange.judged("train", server_round, pairs, arrays)
         accepted = sum(v.reply is not None for v in verdicts)
         left_out = len(verdicts) - accepted + collected.failed
         if collected.good or collected.failed:
             self._listener.exchange_ended("train", accepted, left_out, time.monotonic() - began)
         if not accepted:
-            run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
+            run.exchange.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
 
     def _refer(self, reply: Message, flight: Flight, arrays: ArrayRecord) -> None:
@@ -182,12 +182,12 @@ class BufferedFedTU(FedTU):
 
     def _collect(self, run: Run, server_round: int, arrays: ArrayRecord) -> _Collected:
         """Have clients train until the buffer is full."""
-        arrivals, found = self._arrivals_of(run), _Collected([], set())
+        arrivals, found = self._stream, _Collected([], set())
         while True:
             self._draw(run, server_round, arrays, found)
             if not self._flights:
                 return found
-            limit = min(flight.sent.since for flight in self._flights.values()) + run.exchanges.timeout
+            limit = min(flight.sent.since for flight in self._flights.values()) + run.exchange.timeout
             came = arrivals.wait(limit, FLIGHT, self._buffer.size - len(found.good))
             for sent, reply in came:
                 self._land(run, server_round, self._flights.pop(sent), reply, found)
@@ -210,26 +210,16 @@ class BufferedFedTU(FedTU):
             return
         found.failed += 1
         self._listener.reply(flight.client, False, verdict.reason)
-        run.exchanges.warn(server_round, "client %d left out: %s", flight.client, verdict.reason)
+        run.exchange.warn(server_round, "client %d left out: %s", flight.client, verdict.reason)
 
     def _judged_alone(self, run: Run, client: int, reply: Message | None, started: ArrayRecord) -> ReplyCheck:
         """Check one reply against the model that its client started from."""
-        (verdict,) = judge(
-            [(client, reply)],
-            reference=started,
-            arrays_key=self._keys.arrays,
-            weight_key=self._keys.weight,
-            needs_steps=run.exchanges.needs_steps,
-            timeout=run.exchanges.timeout,
-            same_metrics=False,
-            numbers=run.exchanges.numbers.get("train"),
-        )
-        return verdict
+        return run.exchange.checked("train", [(client, reply)], started, same_metrics=False)[0]
 
     def _give_up(self, run: Run, server_round: int, arrivals: Arrivals, found: _Collected) -> None:
         """Stop waiting for clients that have had `timeout` seconds: their replies are lost."""
         for sent, flight in list(self._flights.items()):
-            if arrivals.now >= sent.since + run.exchanges.timeout:
+            if arrivals.now >= sent.since + run.exchange.timeout:
                 del self._flights[sent]
                 arrivals.forget(sent)
                 self._land(run, server_round, flight, None, found)
@@ -255,7 +245,7 @@ class BufferedFedTU(FedTU):
 
     def _message(self, run: Run, server_round: int, node: int, arrays: ArrayRecord) -> Message:
         """The training message to one node."""
-        config = run.exchanges.config(server_round, {**run.train_config, **self.inner.client_settings})
+        config = run.exchange.config(server_round, {**run.train_config, **self.inner.client_settings})
         content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
         return Message(content, dst_node_id=node, message_type=message_keys.TRAIN)
 
@@ -267,14 +257,14 @@ class BufferedFedTU(FedTU):
         due: Sequence[float] | None = None,
     ) -> list[Sent]:
         """Send messages, and note the clients as training from these versions."""
-        sent = self._arrivals_of(run).send(messages, FLIGHT, due)
+        sent = self._stream.send(messages, FLIGHT, due)
         for one, (client, version, server_round) in zip(sent, flights, strict=True):
             self._flights[one] = Flight(client, version, server_round, one)
         return sent
 
     def _send_again(self, run: Run) -> None:
         """After a resume send again what was under way, and note who works for nothing."""
-        arrivals = self._arrivals_of(run)
+        arrivals = self._stream
         for sent in arrivals.underway(FLIGHT):
             self._flights[sent] = Flight(sent.client, -1, 0, sent)
         rows = self._kept.get("flights", np.empty((0, 5))).tolist()
@@ -284,20 +274,20 @@ class BufferedFedTU(FedTU):
             if name.startswith(_MODEL):
                 version, array = name.removeprefix(_MODEL).split("/", 1)
                 self._models.setdefault(int(version), ArrayRecord())[array] = Array(np.asarray(values))
-        nodes = self._nodes.refresh(run.exchanges.grid, retry=True)
+        nodes = self._nodes.refresh(run.exchange.grid, retry=True)
         flights = [(int(client), int(version), int(round_)) for client, version, round_, _, _ in rows]
         gone = [client for client, _, _ in flights if client not in nodes]
         if gone:
             text = "clients %s were at work when the run broke off and are not connected: their work is lost"
-            run.exchanges.warn(0, text, ", ".join(map(str, gone)))
+            run.exchange.warn(0, text, ", ".join(map(str, gone)))
         there = [(flight, row) for flight, row in zip(flights, rows, strict=True) if flight[0] in nodes]
         messages = [self._message(run, r, nodes[c], self._models[v]) for (c, v, r), _ in there]
         sent = self._begin(run, messages, [flight for flight, _ in there], [row[4] for _, row in there])
         for one, (_, row) in zip(sent, there, strict=True):
             one.since = row[3]
 
-    def _arrivals_of(self, run: Run) -> Arrivals:
+    @property
+    def _stream(self) -> Arrivals:
         """The reply stream, which there always is in asynchronous rounds."""
-        arrivals = run.exchanges.arrivals
-        assert arrivals is not None, "options.buffer makes them"
-        return arrivals
+        assert self._arrivals is not None, "options.buffer makes it"
+        return self._arrivals

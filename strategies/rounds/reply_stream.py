@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -354,56 +354,3 @@ def arriving(
     arrivals = SimulatedArrivals(grid, who, durations, patience=patience)
     arrivals.load_state_dict(state)
     return arrivals
-
-
-def collect(
-    arrivals: Arrivals,
-    messages: Sequence[Message],
-    until: float,
-    enough: int,
-    *,
-    progress: Callable[[int], None] = lambda count: None,
-    too_late: Callable[[int], None] = lambda client: None,
-) -> tuple[list[tuple[Message, Message | None]], list[Message]]:
-    """Send messages and wait for enough replies, or until a time on the clock.
-
-    Parameters
-    ----------
-    arrivals : Arrivals
-    messages : sequence of Message
-    until : float
-        Time on the clock of `arrivals`.
-    enough : int
-        Replies without an error to wait for; replies that come at the same time are taken together.
-    progress : callable (int), optional
-        Called with the number of replies so far.
-    too_late : callable (client), optional
-        Called for each reply to an earlier exchange, which is discarded.
-
-    Returns
-    -------
-    received : list of (Message, Message or None)
-        Messages with their replies, in the order of arrival.
-    missing : list of Message
-        Messages that are not waited for any more, by client.
-    """
-    underway = set(arrivals.send(messages, EXCHANGE))
-    came: list[tuple[Message, Message | None]] = []
-    good = 0
-    while underway and good < enough and (found := arrivals.wait(until, EXCHANGE)):
-        for sent, reply in found:
-            if sent not in underway or sent.message is None:
-                too_late(sent.client)
-                continue
-            underway.discard(sent)
-            came.append((sent.message, reply))
-            good += reply is not None and not reply.has_error()
-        progress(len(came))
-    for sent in underway:
-        sent.void = True
-    return came, [sent.message for sent in _in_order(underway) if sent.message is not None]
-
-
-def _in_order(sent: Iterable[Sent]) -> list[Sent]:
-    """Sorted by client."""
-    return sorted(sent, key=lambda one: one.client)
