@@ -15,6 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.stateful import Stateful
+
 Reach = Callable[[Sequence[int]], Collection[int]]
 """Asks clients whether they are available; returns those that answered in time."""
 
@@ -35,7 +37,7 @@ class Selection:
     weights: Mapping[int, float] | None = None
 
 
-class Sampling(ABC):
+class Sampling(Stateful, ABC):
     """A client sampling scheme; `weighs` says whether it gives weights of its own."""
 
     weighs: ClassVar[bool] = True
@@ -62,15 +64,6 @@ class Sampling(ABC):
     def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
         """Take note of the clients asked to train, and of the losses that were reported, by client. Ignored here."""
         return None
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """State for a checkpoint; here empty."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore a `state_dict`; ValueError for a state where there is none."""
-        if state:
-            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
 
 
 class BySize(Sampling):

@@ -453,7 +453,7 @@ class FedTU(WrappingStrategy):
     ) -> list[Message]:
         """Messages to all connected clients with requests; requests of absent clients fail, except the `known` ones."""
         records = {} if model is None else {self._keys.arrays: model}
-        records |= self._serving.beside(asking)
+        records |= self._serving.further_records(asking)
         messages = []
         for client, asked in asking.items():
             node = run.partition_to_node.get(client)

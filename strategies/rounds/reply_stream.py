@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from strategies import message_keys
 from strategies.replies import answers
 from strategies.rounds.simulated_durations import Durations
+from strategies.stateful import Stateful
 
 EXCHANGE, FLIGHT = "exchange", "flight"
 """Groups of messages: of an exchange that waits for its replies, and of asynchronous training."""
@@ -73,8 +74,8 @@ Arrived = tuple[Sent, Message | None]
 """A sent message with its reply, None where none came."""
 
 
-class Arrivals(ABC):
-    """Sends messages, and hands out replies as they come."""
+class Arrivals(Stateful, ABC):
+    """Sends messages, and hands out replies as they come. The machine's clock has no state."""
 
     @property
     @abstractmethod
@@ -128,15 +129,6 @@ class Arrivals(ABC):
     def engaged(self) -> Collection[int]:
         """Node ids of clients that are at work, so that a query to them would have to wait."""
         return ()
-
-    def state_dict(self) -> dict[str, NDArray]:
-        """State for a checkpoint; empty for the machine's clock."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
-        """Restore a `state_dict`; ValueError for a state where there is none."""
-        if state:
-            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
 
 
 class RealArrivals(Arrivals):

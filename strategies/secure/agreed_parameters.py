@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 WIDEST = 64
 """Bits of the largest modulus."""
@@ -162,20 +162,7 @@ class Terms:
         return cls(**values)
 
 
-_KINDS = {
-    "session": str,
-    "clients": int,
-    "shares": int,
-    "threshold": int,
-    "clipping": float,
-    "bits": int,
-    "max_weight": int,
-    "told": str,
-    "one_each": bool,
-    "norm": float,
-    "noise": float,
-    "counting": float,
-}
+_KINDS = get_type_hints(Terms)
 
 
 def default_shares(clients: int) -> int:
