@@ -228,9 +228,9 @@ class Exchange:
     def report_clipped(self, server_round: int, clipped: Sequence[Clipped]) -> None:
         """Report to listener and log the weights and norms that were clipped."""
         for one in clipped:
-            self.listener.cut(one.client, one.what, one.told, one.used)
+            self.listener.cut(one.client, one.what, one.reported, one.used)
             text = "client %d: the %s %g of its reply counts as %g"
-            self.warn(server_round, text, one.client, one.what, one.told, one.used)
+            self.warn(server_round, text, one.client, one.what, one.reported, one.used)
 
     def sum_up(
         self,

@@ -333,7 +333,7 @@ class FedTU(WrappingStrategy):
         return arrays
 
     def _barrier(self, run: Run, server_round: int) -> None:
-        """From this round on ignore error-feedback residuals that clients kept from earlier rounds."""
+        """From this round on clients drop the error-feedback residuals that they kept from earlier rounds."""
         self._unlearned = server_round
         if self._options.compression is not None:
             run.train_config[message_keys.UNLEARNED_ROUND] = server_round
@@ -350,10 +350,10 @@ class FedTU(WrappingStrategy):
         again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
         """Hold the FedTU exchange; returns the new arrays, and whether any request was served, first or `again`."""
-        known = {r.request_id for r in again}
+        served_before = {r.request_id for r in again}
         asking = by_client([*waiting, *again])
         expected = arrays if self._serving.models_travel else None
-        messages = self._demands(run, server_round, expected, asking, known)
+        messages = self._demands(run, server_round, expected, asking, served_before)
         good: list[Answer] = []
         for verdict in run.exchange.hold("unlearn", server_round, messages, expected):
             asked = asking[verdict.partition]
@@ -361,7 +361,7 @@ class FedTU(WrappingStrategy):
                 good.append(self._answer(verdict.partition, verdict.reply, asked))
                 continue
             for request in asked:
-                if request.request_id not in known:
+                if request.request_id not in served_before:
                     self._requests.failed(request, server_round, verdict.reason)
         if not good:
             return arrays, False
@@ -373,9 +373,9 @@ class FedTU(WrappingStrategy):
             served = self._serving.serve_privately(server_round, arrays, good, private, asked=len(messages))
         for client, reason in served.refused.items():
             run.exchange.warn(server_round, "client %d cannot be erased: %s", client, reason)
-            self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
-        told = [self._note_served(server_round, asking[c], known, info) for c, info in served.info.items()]
-        if any(told) and self._reset:
+            self._fail(server_round, client, [r for r in asking[client] if r.request_id not in served_before], reason)
+        first = [self._note_served(server_round, asking[c], served_before, info) for c, info in served.info.items()]
+        if any(first) and self._reset:
             self._adapted.reset_state()
         return served.arrays, bool(served.info)
 
@@ -388,9 +388,9 @@ class FedTU(WrappingStrategy):
         again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
         """Hold the FedTU exchange as a secure sum over clients that ask and others as cover; returns as `_unlearn`."""
-        known = {r.request_id for r in again}
+        served_before = {r.request_id for r in again}
         asking = by_client([*waiting, *again])
-        messages = self._demands(run, server_round, arrays, asking, known)
+        messages = self._demands(run, server_round, arrays, asking, served_before)
         messages += self._covers(run, server_round, arrays, asking)
         private = self._options.private_mean
         if private is not None:
@@ -405,9 +405,9 @@ class FedTU(WrappingStrategy):
         summed = run.exchange.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=hidden)
         for client in set(asking) & {run.exchange.partition(m) for m in messages} - set(summed.survivors):
             reason = summed.left_out.get(client, summed.fault)
-            for request in [r for r in asking[client] if r.request_id not in known]:
+            for request in [r for r in asking[client] if r.request_id not in served_before]:
                 self._requests.failed(request, server_round, reason)
-        first = [self._note_served(server_round, asking[c], known, {}) for c in asking if c in summed.survivors]
+        first = [self._note_served(server_round, asking[c], served_before, {}) for c in asking if c in summed.survivors]
         changed = not summed.fault and summed.weight > 0
         new = moved(arrays, summed.update if each else summed.update / summed.weight) if changed else arrays
         if hidden and summed.terms is not None:
@@ -420,7 +420,7 @@ class FedTU(WrappingStrategy):
         """Report the outcome of an exchange to a source of hidden requests."""
         assert summed.terms is not None
         session = summed.terms.session
-        commitments = {client: str(told.get(stage_keys.COMMITMENT, "")) for client, told in summed.told.items()}
+        commitments = {client: str(texts.get(stage_keys.COMMITMENT, "")) for client, texts in summed.texts.items()}
         if summed.fault:
             self._requests.cover_failed(server_round, session, commitments, summed.fault)
             return
@@ -449,16 +449,16 @@ class FedTU(WrappingStrategy):
         server_round: int,
         model: ArrayRecord | None,
         asking: Mapping[int, Sequence[UnlearnRequest]],
-        known: Collection[str],
+        served_before: Collection[str],
     ) -> list[Message]:
-        """Messages to all connected clients with requests; requests of absent clients fail, except the `known` ones."""
+        """Messages to the connected clients with requests; new requests of clients that are not connected fail."""
         records = {} if model is None else {self._keys.arrays: model}
         records |= self._serving.further_records(asking)
         messages = []
         for client, asked in asking.items():
             node = run.partition_to_node.get(client)
             if node is None:
-                new = [r for r in asked if r.request_id not in known]
+                new = [r for r in asked if r.request_id not in served_before]
                 if new:
                     run.exchange.warn(server_round, "client %d asks to forget but is not connected", client)
                     self._fail(server_round, client, new, "not connected")
@@ -475,21 +475,25 @@ class FedTU(WrappingStrategy):
         return messages
 
     def _answer(self, client: int, reply: Message, asked: Sequence[UnlearnRequest]) -> Answer:
-        """A valid reply as the protocol takes it, weighted by the records that the client was asked to forget."""
+        """A valid reply as an `Answer`, weighted by the records that the client was asked to forget."""
         model = reply.content.array_records[self._keys.arrays] if self._serving.models_travel else None
         numbers = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
         return Answer(client, model, sum(r.num_records for r in asked), numbers)
 
     def _note_served(
-        self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
+        self,
+        server_round: int,
+        asked: Sequence[UnlearnRequest],
+        served_before: Collection[str],
+        info: Mapping[str, Any],
     ) -> bool:
-        """Report requests as served, or served again if `known`; returns whether any was served first."""
+        """Report requests as served, or served again if `served_before`; returns whether any was served first."""
         for request in asked:
-            if request.request_id in known:
+            if request.request_id in served_before:
                 self._requests.served_again(request, server_round, info)
             else:
                 self._requests.served(request, server_round, info)
-        return any(request.request_id not in known for request in asked)
+        return any(request.request_id not in served_before for request in asked)
 
     def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
         """Report that requests failed for a reason other than the client's reply."""
@@ -509,8 +513,7 @@ class FedTU(WrappingStrategy):
             self._serving.remember(server_round, arrays, super().state_dict(), updates)
         elif good:
             models = [reply.content.array_records[self._keys.arrays] for reply in replies]
-            told = {"clients": len(verdicts), "population": run.drawn_from}
-            mean = private.train(server_round, arrays, models, **told)
+            mean = private.train(server_round, arrays, models, clients=len(verdicts), population=run.drawn_from)
             replies = [private.reply(mean, self._keys.arrays, self._keys.weight)]
         if not good:
             return arrays, {}
@@ -566,11 +569,11 @@ class FedTU(WrappingStrategy):
     ) -> list[Message]:
         """Send `messages` to the selected clients instead; none where fewer than `least` are selected."""
         reach = partial(run.exchange.reach, server_round, within=self._options.available_within)
-        found = drawing.redirect(messages, run.eligible.partitions(), reach)
-        if len(found) < len(messages):
-            run.exchange.warn(server_round, "%d clients are there, %d were to train", len(found), len(messages))
-        if len(found) >= least:
-            return found
+        redirected = drawing.redirect(messages, run.eligible.partitions(), reach)
+        if len(redirected) < len(messages):
+            run.exchange.warn(server_round, "%d clients are there, %d were to train", len(redirected), len(messages))
+        if len(redirected) >= least:
+            return redirected
         run.exchange.warn(server_round, "no training: at least %d must take part", least)
         return []
 
@@ -587,12 +590,12 @@ class FedTU(WrappingStrategy):
         keep_metrics(metrics, run.result.evaluate_metrics_clientapp, server_round)
 
     def _evaluate(
-        self, evaluate: Evaluate, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
+        self, evaluate: Evaluate, server_round: int, phase: str, arrays: ArrayRecord, result: Result | None = None
     ) -> None:
         """Evaluate on the server between the callbacks `evaluating` and `evaluated`."""
         began = time.monotonic()
-        self._listener.evaluating(server_round, moment)
+        self._listener.evaluating(server_round, phase)
         metrics = evaluate(server_round, arrays)
         if metrics is not None and result is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
-        self._listener.evaluated(server_round, moment, dict(metrics or {}), time.monotonic() - began)
+        self._listener.evaluated(server_round, phase, dict(metrics or {}), time.monotonic() - began)

@@ -175,11 +175,11 @@ class RealArrivals(Arrivals):
     def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
         while True:
             self._poll()
-            found = [arrived for arrived in self._came if arrived[0].group == group]
-            if found:
-                found = sorted(found, key=lambda arrived: arrived[0].client)[:most]
-                self._came = [arrived for arrived in self._came if arrived not in found]
-                return found
+            ready = [arrived for arrived in self._came if arrived[0].group == group]
+            if ready:
+                ready = sorted(ready, key=lambda arrived: arrived[0].client)[:most]
+                self._came = [arrived for arrived in self._came if arrived not in ready]
+                return ready
             if not self.underway(group) or (left := until - self.now) <= 0:
                 return []
             time.sleep(min(self._pause, left))
@@ -253,18 +253,18 @@ class SimulatedArrivals(Arrivals):
         underway = self.underway(group)
         if not underway:
             return []
-        moment = max(self._now, min(one.due for one in underway))
-        if moment > max(self._now, until):
+        next_time = max(self._now, min(one.due for one in underway))
+        if next_time > max(self._now, until):
             self._now = max(self._now, until)
             return []
-        self._now = moment
-        found = sorted((one for one in underway if one.due <= moment), key=lambda one: (one.due, one.client))[:most]
-        self._open = [one for one in self._open if one not in found]
-        replies = self._replies([one.message for one in found if one.message is not None and not one.void])
-        for one in found:
+        self._now = next_time
+        ready = sorted((one for one in underway if one.due <= next_time), key=lambda one: (one.due, one.client))[:most]
+        self._open = [one for one in self._open if one not in ready]
+        replies = self._replies([one.message for one in ready if one.message is not None and not one.void])
+        for one in ready:
             if one.void and one.message is not None:
                 self._forgotten.add(one.message.metadata.message_id)
-        return [(one, replies.get(id(one.message))) for one in found]
+        return [(one, replies.get(id(one.message))) for one in ready]
 
     def forget(self, sent: Sent) -> None:
         self._open = [one for one in self._open if one is not sent]
@@ -292,7 +292,7 @@ class SimulatedArrivals(Arrivals):
         self._open = [Sent(int(c), _GROUPS[int(g)], None, self._now, due, void=True) for c, g, due in rows]
 
     def _finish(self, client: int, message: Message) -> float:
-        """When the reply of a client to a message comes, after whatever it is doing."""
+        """Time at which a client replies to a message, after the work that it is still doing."""
         config = message.content.config_records.get(message_keys.CONFIG, {})
         stage, server_round = str(config.get(message_keys.STAGE, "")), int(config.get(message_keys.SERVER_ROUND, 0))  # type: ignore[arg-type]
         free = max((one.due for one in self._open if one.client == client), default=self._now)

@@ -205,7 +205,7 @@ class SecureSettings:
     follow: Callable[[float, int], None] | None = None
     tell: bool = True
 
-    def terms(self, kind: str, clients: int, told: Sequence[str], numbers: int, *, one_each: bool = False) -> Terms:
+    def terms(self, kind: str, clients: int, tallies: Sequence[str], numbers: int, *, one_each: bool = False) -> Terms:
         """Terms of a new session.
 
         Parameters
@@ -214,7 +214,7 @@ class SecureSettings:
             Kind of exchange.
         clients : int
             Clients that are addressed.
-        told : sequence of str
+        tallies : sequence of str
             Names of the tallies.
         numbers : int
             Length of an update.
@@ -242,7 +242,7 @@ class SecureSettings:
             clipping=self.clipping,
             bits=self.bits,
             max_weight=self.max_weight,
-            told=",".join(told),
+            told=",".join(tallies),
             one_each=one_each,
         )
         return terms if self.private is None else self.private(kind, terms, numbers)
