@@ -131,9 +131,7 @@ class SecureSum:
             return vector
 
         vectors = self._exchange(None, posted, nodes, timeout, read)
-        self._texts = {
-            c: {k: v for k, v in vector.items() if k not in (w.SUM, w.TAIL)} for c, vector in vectors.items()
-        }
+        self._texts = {c: {k: v for k, v in got.items() if k not in (w.SUM, w.TAIL)} for c, got in vectors.items()}
         if fault := self._too_few(vectors, ring):
             return self._failed(fault)
         survivors = [c for c in sealed if c in vectors]
