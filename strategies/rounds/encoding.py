@@ -14,6 +14,11 @@ from strategies.submodel import Fitting, Submodel
 class Encoding(ABC):
     """What clients receive in place of the global model, and how their replies become models again."""
 
+    @property
+    def decodes(self) -> bool:
+        """Whether replies have to be decoded; if not, `read` returns them as they are."""
+        return True
+
     def submodels(self, kind: str, model: ArrayRecord, clients: Iterable[int]) -> Mapping[int, Submodel]:
         """Submodels of the clients that do not receive the global model itself; by default there are none.
 
@@ -58,6 +63,11 @@ class Encoding(ABC):
 class FullModels(Encoding):
     """The global model goes out, and clients send models of the same form."""
 
+    @property
+    def decodes(self) -> bool:
+        """Never."""
+        return False
+
     def read(self, sent: ArrayRecord, answer: ArrayRecord) -> ArrayRecord:
         """The reply itself is the client's model."""
         return answer
@@ -77,6 +87,11 @@ class FittedModels(Encoding):
 
     fitting: Fitting
     replies: Encoding
+
+    @property
+    def decodes(self) -> bool:
+        """As `replies`."""
+        return self.replies.decodes
 
     def submodels(self, kind: str, model: ArrayRecord, clients: Iterable[int]) -> Mapping[int, Submodel]:
         """The clients' submodels by `fitting`; see `Encoding.submodels`."""

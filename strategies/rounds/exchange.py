@@ -168,7 +168,7 @@ class Exchange:
         """
         sent = {client: own.sent for client, own in submodels.items()}
         faults = dict[int, str]()
-        if expected is not None:
+        if expected is not None and self.encoding.decodes:
             faults = read_answers(received, lambda c: sent.get(c, expected), self.encoding.read, self.keys.arrays)
         same = kind != "unlearn"  # never averaged, and a client without retain records measures less
         verdicts = self.checked(kind, received, expected, same_metrics=same, own=sent)
