@@ -125,19 +125,19 @@ def join(verdicts: Sequence[ReplyCheck], fitted: Mapping[int, Submodel], arrays_
     list of ReplyCheck
         With a reason in place of a reply that cannot be joined.
     """
-    found = []
+    joined = []
     for verdict in verdicts:
         own = fitted.get(verdict.partition)
         if verdict.reply is None or own is None:
-            found.append(verdict)
+            joined.append(verdict)
             continue
         content = verdict.reply.content
         try:
             content[arrays_key] = own.joined(content.array_records[arrays_key])
-            found.append(verdict)
+            joined.append(verdict)
         except ValueError as error:
-            found.append(replace(verdict, reply=None, reason=str(error)))
-    return found
+            joined.append(replace(verdict, reply=None, reason=str(error)))
+    return joined
 
 
 def _fitted_message(message: Message, own: Submodel, arrays_key: str, config_key: str) -> Message:

@@ -106,16 +106,16 @@ def discrete_gaussian(size: int, sigma: float, rng: np.random.Generator) -> NDAr
         raise ValueError(f"size is {size} and sigma {sigma}, expected size >= 0 and 0 < sigma <= 1e12")
     scale = math.floor(sigma) + 1
     stop = -math.expm1(-1 / scale)
-    found = np.empty(size, np.int64)
+    sample = np.empty(size, np.int64)
     done = 0
     while done < size:
         count = min(_BLOCK, 2 * (size - done) + 16)
         drawn = rng.geometric(stop, count) - rng.geometric(stop, count)
         log_accept = -((np.abs(drawn) - sigma**2 / scale) ** 2) / (2 * sigma**2)
         kept = drawn[-rng.standard_exponential(count) < log_accept][: size - done]
-        found[done : done + kept.size] = kept
+        sample[done : done + kept.size] = kept
         done += kept.size
-    return found
+    return sample
 
 
 def share_sigma(multiplier: float, norm: float, step: float, dim: int, survivors: int) -> float:

@@ -133,7 +133,7 @@ class PrivateMean:
         """
         if not len(models) <= clients <= population:
             raise ValueError(f"{len(models)} models of {clients} clients out of {population}")
-        self._tell("train", server_round, clients, population)
+        self._report("train", server_round, clients, population)
         rng = self._generator("train", server_round)
         mean, shortened = clipped_mean(sent, models, clients, self.clipping_norm)
         z, moved = self.noise_multiplier, self.clipping_norm
@@ -173,7 +173,7 @@ class PrivateMean:
         """
         if len(models) > clients:
             raise ValueError(f"{len(models)} models of {clients} clients")
-        self._tell("unlearn", server_round, clients, None)
+        self._report("unlearn", server_round, clients, None)
         mean, _ = clipped_mean(sent, models, clients, self.clipping_norm)
         deviation = self.noise_multiplier * self.clipping_norm / clients
         noised = _noised(mean, deviation, self._generator("unlearn", server_round))
@@ -223,7 +223,7 @@ class PrivateMean:
 
     def announce(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
         """Report the release of a secure sum whose noise the clients add; arguments as in `Release`."""
-        self._tell(kind, server_round, clients, population)
+        self._report(kind, server_round, clients, population)
 
     def reply(self, arrays: ArrayRecord, arrays_key: str, weight_key: str) -> Message:
         """The one reply that stands for all replies of an exchange, without the clients' metrics, which are not noised.
@@ -244,7 +244,7 @@ class PrivateMean:
         about = Metadata(**ids, group_id="", created_at=0.0, ttl=math.inf, message_type=message_keys.TRAIN)
         return make_message(about, RecordDict({arrays_key: arrays, message_keys.METRICS: metrics}))
 
-    def _tell(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
+    def _report(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
         """Pass a release to `on_release`."""
         if self._on_release is not None:
             z, norm = self.noise_multiplier, self.clipping_norm

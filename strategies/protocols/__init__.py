@@ -1,49 +1,74 @@
-"""How deletion requests are served: by the clients' own unlearning, or with what the server keeps.
+"""How deletion requests are served: by the clients' own unlearning, or with what the server stores.
 
-A protocol is a module of this package that defines `build(context, **params)`: from what the run has
+A protocol is a module of this package that defines `build(context, **params)`: from what the run offers
 (`strategies.protocols.base.ProtocolContext`) and `unlearning.params` it makes an `UnlearningProtocol`. The YAML file of
-the same name in `conf/unlearning/` has the parameters with their defaults. Where there is a loss of the name, too
-(`clients.losses`), the asking clients minimise it, and both are given the parameters; where there is none, the clients
-only bury their records (`message_type = message_keys.BURY`).
+the same name in `conf/unlearning/` has the parameters with their defaults. Where there is also a loss of that name
+(`clients.losses`), the asking clients minimise it, and both are given the parameters. Where there is none, the clients
+only exclude their records from training (`message_type = message_keys.BURY`).
 
-Literals tell more of it without importing it:
+Further literals of the file are read without importing it:
 
-- `LABEL`: what people call it; `LIMITS`: between what the parameters may lie. Where there is a loss, they may stand
-  in its file;
-- `UPDATES`: which rounds of clients' updates must be kept for it: `"all"`, or `"newest"`, that of every checkpoint that
-  a run may continue from;
-- `OTHERS = True`: clients that do not ask train for it, too, and it goes by each one's update;
-- `REFERENCE = True`: the asking clients start from the model of those that do not ask, which it sends beside the global
+- `LABEL`: the name in tables; `LIMITS`: the ranges of the parameters, which may be in the loss's file instead;
+- `UPDATES`: which rounds of clients' updates must be stored: `"all"`, or `"newest"`, that of every checkpoint that a
+  run may continue from;
+- `OTHERS = True`: clients that do not ask train for it, too, and it needs each one's update;
+- `REFERENCE = True`: the asking clients start from the model of those that do not ask, which is sent with the global
   one (`message_keys.REFERENCE`);
-- `NOT_WITH`: what else it does not go with, and why, a sentence by name: `ranks`, `compression`, `asynchronous_rounds`,
-  `secure_sums`, `client_privacy`, `requests_in_a_row`. Without a word no protocol goes with secure sums and
-  `client_privacy` that has no loss or goes by single updates, and none with asynchronous rounds that goes by them.
+- `NOT_WITH`: what it cannot be combined with, and why, a sentence by name: `ranks`, `compression`,
+  `asynchronous_rounds`, `secure_sums`, `client_privacy`, `requests_in_a_row`. Without being named, a protocol that has
+  no loss or needs single updates goes with neither secure sums nor `client_privacy`, and one that needs single updates
+  goes with no asynchronous rounds.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 from strategies.protocols.base import ByUnlearning, ProtocolContext, UnlearningProtocol
 
 
 def names() -> list[str]:
-    """The names of all protocols, sorted."""
-    modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in modules if hasattr(_module(name), "build"))
+    """Names of all protocols.
+
+    Returns
+    -------
+    list of str, sorted
+    """
+    return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if _builder(name) is not None)
 
 
 def build(name: str, context: ProtocolContext, **params: Any) -> UnlearningProtocol:
-    """The protocol `name`; `ByUnlearning` where there is none, as of every loss that the server needs not know.
+    """Make the protocol of an unlearning method.
 
-    Raises ParameterError where a parameter does not go with the model.
+    Parameters
+    ----------
+    name : str
+        The method.
+    context : ProtocolContext
+    **params
+        Its parameters, `unlearning.params`.
+
+    Returns
+    -------
+    UnlearningProtocol
+        `ByUnlearning` where there is no protocol of that name: the server need not know the clients' loss.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter does not fit the model.
+    ValueError
+        If a parameter is out of range, or the protocol needs stored updates and there are none.
     """
-    if name not in names():
+    builder = _builder(name) if name in names() else None
+    if builder is None:
         return ByUnlearning(context.mean, context.history, summed=context.summed)
-    return _module(name).build(context, **params)
+    return builder(context, **params)
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
+def _builder(name: str) -> Callable[..., UnlearningProtocol] | None:
+    """The function `build` of the module of this name; None where it has none, as the helpers here."""
+    return vars(importlib.import_module(f"{__name__}.{name}")).get("build")

@@ -1,4 +1,4 @@
-"""Rounds of ordinary training within one FedTU exchange, by which a method changes the model or makes it anew."""
+"""Rounds of ordinary training within one FedTU exchange, by which a protocol changes the model or makes it anew."""
 
 from __future__ import annotations
 
@@ -19,9 +19,26 @@ from strategies.rules.server_step import ServerStep
 
 @dataclass(frozen=True)
 class AuxiliaryRounds:
-    """How clients train beside the rounds: `rounds` times, `per_round` of them drawn by `seed`, merged by `inner`.
+    """Settings of the training rounds within an exchange.
 
-    `clients`: those that may train now. `label`: what people call the method. Raises ValueError for numbers below 1.
+    Attributes
+    ----------
+    label : str
+        The method's name in messages.
+    inner : ServerStep
+        The aggregator.
+    clients : callable () -> sequence of int
+        The clients that may train now.
+    rounds : int, at least 1
+    per_round : int, at least 1
+        How many clients train in a round.
+    seed : int
+        Determines which.
+
+    Raises
+    ------
+    ValueError
+        If `rounds` or `per_round` is below 1.
     """
 
     label: str
@@ -37,13 +54,34 @@ class AuxiliaryRounds:
 
     @classmethod
     def of(cls, context: ProtocolContext, label: str, rounds: int) -> AuxiliaryRounds:
-        """`rounds` rounds as the run's own are: its aggregator, its clients, as many of them, its seed."""
+        """Rounds with the aggregator, the clients, their number and the seed of the run's own rounds.
+
+        Parameters
+        ----------
+        context : ProtocolContext
+        label : str
+        rounds : int, at least 1
+
+        Returns
+        -------
+        AuxiliaryRounds
+        """
         return cls(label, context.inner, context.able, rounds, context.per_round, context.seed)
 
     def able(self, answers: Collection[Answer]) -> list[int]:
-        """Who may train, those that ask among them unless they tell that no record is left to them."""
-        gone = {answer.client for answer in answers if answer.metrics.get(message_keys.LIVE_RECORDS) == 0}
-        return sorted(set(self.clients()) - gone)
+        """The clients that may train, ascending, without those whose answer reports that they have no record left.
+
+        Parameters
+        ----------
+        answers : collection of Answer
+            Of the clients that ask.
+
+        Returns
+        -------
+        list of int
+        """
+        empty = {answer.client for answer in answers if answer.metrics.get(message_keys.LIVE_RECORDS) == 0}
+        return sorted(set(self.clients()) - empty)
 
     def train(
         self,
@@ -54,10 +92,31 @@ class AuxiliaryRounds:
         model: ArrayRecord,
         settings: Mapping[str, Any],
     ) -> list[ClientUpdate]:
-        """What the clients drawn for round `number` of the exchange `stage` make of `model`.
+        """Sample clients and let them train; a client without a valid reply is left out, with a warning.
 
-        `settings`: further ones for the clients. Raises AggregationError where fewer answer than `inner` needs: it
-        would leave the model as it is, and the exchange would count as done.
+        Parameters
+        ----------
+        train : Train
+        stage : str
+            Name of the exchange; with seed and number it determines who is sampled.
+        number : int
+            Of the round.
+        able : sequence of int
+            The clients to sample from.
+        model : ArrayRecord
+            The model to train from.
+        settings : mapping
+            Further settings for the clients.
+
+        Returns
+        -------
+        list of ClientUpdate
+            At least as many as `inner` needs.
+
+        Raises
+        ------
+        AggregationError
+            If there are fewer: `inner` would leave the model as it is, and the exchange would count as done.
         """
         rng = random.Random(f"{self.seed}/{stage}/{number}")
         drawn = sorted(rng.sample(able, min(max(self.per_round, self.inner.least), len(able))))
@@ -81,6 +140,22 @@ class AuxiliaryRounds:
         return updates
 
     def merged(self, model: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """The server's step from `model`. Raises AggregationError where it is not finite."""
+        """The model after the aggregator's step.
+
+        Parameters
+        ----------
+        model : ArrayRecord
+            The model that the clients started from.
+        updates : sequence of ClientUpdate
+
+        Returns
+        -------
+        ArrayRecord
+
+        Raises
+        ------
+        AggregationError
+            If it is not finite.
+        """
         self.inner.starts_from(model)
         return self.inner.aggregate(model, updates)

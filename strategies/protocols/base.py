@@ -1,10 +1,11 @@
-"""How FedTU serves deletion requests: by what the asking clients unlearn, or by erasing them from the past rounds."""
+"""How FedTU serves deletion requests: the interface of protocols, and the one without server state."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,17 +19,26 @@ from strategies.privacy.private_mean import PrivateMean
 from strategies.protocols.update_history import History, RoundUpdates
 from strategies.replies import ReplyCheck
 from strategies.rules.server_step import ServerStep
+from strategies.stateful import Stateful
 
 Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[ReplyCheck]]
-"""Sends a model with further settings to these clients as ordinary training; their judged replies."""
+"""(Clients, model, further settings of the message) → their checked replies to a message of ordinary training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A good answer of a client that was asked to forget.
+    """A valid reply of a client that asked to forget.
 
-    `arrays`: its model φ_u, None where none comes back; `num_records`: how many records it forgets; `metrics`: the
-    numbers that it tells.
+    Attributes
+    ----------
+    client : int
+        Its partition id.
+    arrays : ArrayRecord or None
+        Its unlearned model φ_u; None where the protocol has no model sent back.
+    num_records : int, at least 1
+        How many records it forgets.
+    metrics : mapping of float
+        The numbers that it reports.
     """
 
     client: int
@@ -39,18 +49,71 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The new global model; what is noted about each client that was served; why others were not."""
+    """Outcome of a FedTU exchange.
+
+    Attributes
+    ----------
+    arrays : ArrayRecord
+        The new global model; the old one if nobody was served.
+    info : mapping of client to mapping of float
+        Metrics of each client that was served.
+    refused : mapping of client to str
+        Why the others were not.
+    """
 
     arrays: ArrayRecord
     info: Mapping[int, Mapping[str, float]]
     refused: Mapping[int, str]
 
+    @classmethod
+    def everyone(
+        cls, arrays: ArrayRecord, answers: Sequence[Answer], work: Mapping[str, float] = MappingProxyType({})
+    ) -> Served:
+        """All clients were served.
 
-class UnlearningProtocol(ABC):
-    """What FedTU asks of a way to serve requests. `history`, if any, remembers the updates of each FedFT exchange."""
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            The new global model.
+        answers : sequence of Answer
+        work : mapping of float, optional
+            Metrics of the server's own work, added to those of each client.
+
+        Returns
+        -------
+        Served
+        """
+        return cls(arrays, {answer.client: {**answer.metrics, **work} for answer in answers}, {})
+
+    @classmethod
+    def nobody(cls, arrays: ArrayRecord, answers: Sequence[Answer], reason: str) -> Served:
+        """All clients were refused.
+
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            The global model, which stays as it is.
+        answers : sequence of Answer
+        reason : str
+
+        Returns
+        -------
+        Served
+        """
+        return cls(arrays, {}, {answer.client: reason for answer in answers})
+
+
+class UnlearningProtocol(Stateful, ABC):
+    """A way to serve deletion requests. What must last beyond a round goes through `state_dict` into checkpoints.
+
+    Parameters
+    ----------
+    history : History, optional
+        Remembers the updates of each FedFT exchange; None: nothing is remembered.
+    """
 
     message_type: ClassVar[str] = message_keys.UNLEARN
-    """How the asking clients are addressed."""
+    """Type of the message to the clients that ask."""
     models_travel: ClassVar[bool] = True
     """Whether they receive the global model and send one back."""
 
@@ -59,37 +122,82 @@ class UnlearningProtocol(ABC):
 
     @property
     def privately(self) -> bool:
-        """Whether `serve_privately` can be called: it takes no single client's model."""
+        """Whether `serve_privately` can be called: the protocol needs no single client's model."""
         return False
 
-    def beside(self, asking: Collection[int]) -> dict[str, ArrayRecord]:
-        """Further records for the clients that ask."""
+    def further_records(self, asking: Collection[int]) -> dict[str, ArrayRecord]:
+        """Records that go to the asking clients in addition to the global model; by default none.
+
+        Parameters
+        ----------
+        asking : collection of int
+            The clients that ask.
+
+        Returns
+        -------
+        dict of ArrayRecord, by record name
+        """
         return {}
 
     @abstractmethod
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
-        """The global model after a FedTU exchange. `arrays`: the one before; `answers`: one at least, by client;
-        `train`: reaches clients for further training.
+        """Make the global model after a FedTU exchange.
+
+        Parameters
+        ----------
+        server_round : int
+        arrays : ArrayRecord
+            The global model before it.
+        answers : sequence of Answer, by client
+            At least one.
+        train : Train
+            Lets clients train further.
+
+        Returns
+        -------
+        Served
         """
 
     def serve_privately(
         self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], private: PrivateMean, *, asked: int
     ) -> Served:
-        """As `serve`, with the answers' updates merged by `private`; `asked`: how many clients were addressed."""
+        """As `serve`, with the updates merged with differential privacy; possible where `privately` is true.
+
+        Parameters
+        ----------
+        server_round, arrays, answers
+            As in `serve`.
+        private : PrivateMean
+            Merges the updates.
+        asked : int
+            Number of clients that were addressed, also of those that did not answer.
+
+        Returns
+        -------
+        Served
+
+        Raises
+        ------
+        NotImplementedError
+            If the protocol needs single clients' models.
+        """
         raise NotImplementedError(f"{type(self).__name__} goes by single clients' models")
 
     def after_training(self, server_round: int, before: ArrayRecord, after: ArrayRecord) -> ArrayRecord:
-        """The global model after a FedFT exchange that made `after` of `before`."""
+        """Correct the result of a FedFT exchange; by default it stays as it is.
+
+        Parameters
+        ----------
+        server_round : int
+        before, after : ArrayRecord
+            The global model before and after the exchange.
+
+        Returns
+        -------
+        ArrayRecord
+            The global model to continue with.
+        """
         return after
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """What must last beyond a round; it goes into checkpoints."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError for a state where there is none."""
-        if state:
-            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
 
     def remember(
         self,
@@ -98,23 +206,45 @@ class UnlearningProtocol(ABC):
         state: Mapping[str, np.ndarray],
         updates: Sequence[ClientUpdate],
     ) -> None:
-        """Note a FedFT exchange: the model `sent`, the aggregator's `state` then, and the accepted `updates`."""
+        """Enter a FedFT exchange into the history, if there is one.
+
+        Parameters
+        ----------
+        server_round : int
+        sent : ArrayRecord
+            The model that the clients started from.
+        state : mapping of arrays
+            The aggregator's `state_dict` at that time.
+        updates : sequence of ClientUpdate
+            The valid ones.
+        """
         if self._history is not None:
             self._history.record(RoundUpdates(self._history.stage, server_round, sent, state, updates))
 
 
 class ByUnlearning(UnlearningProtocol):
-    """The asking clients run an unlearning method (message type `train.unlearn`).
+    """The asking clients run an unlearning method (message type `train.unlearn`); the server merges their models.
 
-    One answer φ_u becomes the global model bit for bit; several are merged as φ + Σ w_u (φ_u − φ), w_u being the share
-    of the records that client u forgets (Oblivionis eq. 6), or by `mean` with these weights. With `summed`, w_u is 1:
-    each client's records move all of their way, not their share of it, which takes clients that stop where they should;
-    for `mean`, φ itself is one more model then, with the weight 1 − K beside K answers.
+    One unlearned model φ_u becomes the global model bit for bit (Oblivionis eq. 6, which has one asking client).
+    Several are merged as φ + Σ w_u (φ_u − φ), w_u being client u's share of the records that are forgotten. With
+    `summed` w_u is 1, so that each update counts in full; that takes clients that stop unlearning where they should.
 
-    That is so beside every aggregator, also those that stand liars (median, trimmed mean, Krum): they drop what few
-    clients send, and what an unlearned model has forgotten no other one has. A request would be noted as served whose
-    model was dropped. What holds a liar back here is `strategies.rounds.update_bounds`: an impossible update is
-    refused, and its requests stay pending.
+    Parameters
+    ----------
+    mean : Mean, optional
+        Takes the weighted mean of the models in place of that formula. With `summed` the global model itself is one
+        more model, of weight 1 − K beside K unlearned ones. None: number by number.
+    history : History, optional
+        As `UnlearningProtocol`.
+    summed : bool
+        Whether updates are added up, and not averaged.
+
+    Notes
+    -----
+    Robust aggregators (median, trimmed mean, Krum) are not used here: they drop what few clients send, and no other
+    model has forgotten the records, so that a request would be reported as served whose model was dropped. Malicious
+    replies are limited by `strategies.rounds.update_bounds`: an impossible update is refused, and its requests stay
+    pending.
     """
 
     def __init__(self, mean: Mean | None = None, history: History | None = None, *, summed: bool = False) -> None:
@@ -123,42 +253,61 @@ class ByUnlearning(UnlearningProtocol):
 
     @property
     def privately(self) -> bool:
-        """With nothing to remember: a history keeps what single clients sent."""
+        """Only without a history, which stores single clients' updates."""
         return self._history is None
 
     def serve_privately(
         self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], private: PrivateMean, *, asked: int
     ) -> Served:
-        """φ plus the sum of the clipped updates with noise, or their mean. All of them count alike: how many records a
-        client forgets is its own affair."""
+        """The global model plus the noised sum or mean of the clipped updates; see the base class.
+
+        All updates count the same: how many records a client forgets is not revealed.
+        """
         models = [answer.arrays for answer in answers if answer.arrays is not None]
         new = private.unlearn(server_round, arrays, models, clients=asked, summed=self._summed)
-        return Served(new, {answer.client: answer.metrics for answer in answers}, {})
+        return Served.everyone(new, answers)
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
+        """Merge the unlearned models; `train` is not called. See `UnlearningProtocol.serve`."""
         models = [answer.arrays for answer in answers if answer.arrays is not None]
         if len(models) == 1:
-            new = ArrayRecord({name: models[0][name] for name in arrays})
-        else:
-            total = sum(answer.num_records for answer in answers)
-            weights = [1.0 if self._summed else answer.num_records / total for answer in answers]
-            if self._summed and self._mean is not None:
-                models, weights = [arrays, *models], [1.0 - len(models), *weights]
-            new = merged(arrays, models, weights, self._mean)
-        return Served(new, {answer.client: answer.metrics for answer in answers}, {})
+            return Served.everyone(ArrayRecord({name: models[0][name] for name in arrays}), answers)
+        total = sum(answer.num_records for answer in answers)
+        weights = [1.0 if self._summed else answer.num_records / total for answer in answers]
+        if self._summed and self._mean is not None:
+            models, weights = [arrays, *models], [1.0 - len(models), *weights]
+        return Served.everyone(merged(arrays, models, weights, self._mean), answers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolContext:
-    """What a run has for the protocol that serves its requests.
+    """What a run offers to the protocol that serves its requests.
 
-    `inner`: the aggregator; `mean`: how it averages models, None: number by number; `history`: what is kept of past
-    rounds, None where nothing is; `summed`: as `ByUnlearning` has it; `able`: the clients that may train now;
-    `per_round`: how many of them train in a round of FedFT; `local_epochs`: for how long; `seed`: the run's.
-
-    `initial`: the model before any training. `layer_of`: the layer of each number of the model (n,), from 0.
-    `first_layers`: which numbers (n,), bool, change the sign of what the first so many decoder layers have learned when
-    theirs is changed; it raises ValueError where the model has fewer, or nothing to train in them.
+    Attributes
+    ----------
+    inner : ServerStep
+        The aggregator.
+    mean : Mean, optional
+        How it averages models; None: number by number.
+    history : History, optional
+        What is stored of past rounds; None: nothing.
+    summed : bool
+        As in `ByUnlearning`.
+    able : callable () -> sequence of int
+        The clients that may train now.
+    per_round : int, at least 1
+        How many of them train in a round of FedFT.
+    local_epochs : int, at least 1
+        For how many epochs each.
+    seed : int
+        The run's.
+    initial : callable () -> ArrayRecord
+        The model before any training.
+    layer_of : callable () -> array (n,), int
+        The layer of each of the model's n numbers, from 0.
+    first_layers : callable (int) -> array (n,), bool
+        Which numbers to negate, so that what the first so many decoder layers have learned changes its sign. Raises
+        ValueError where the model has fewer layers, or nothing to train in them.
     """
 
     inner: ServerStep
@@ -175,7 +324,13 @@ class ProtocolContext:
 
     @property
     def kept(self) -> History:
-        """The history, for a protocol that declares `UPDATES`. Raises ValueError where nothing is kept."""
+        """The history, for a protocol that declares `UPDATES`.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
         if self.history is None:
             raise ValueError("no updates of the clients are kept")
         return self.history

@@ -31,7 +31,17 @@ UPDATES = "all"
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """The rebuilt model; why some clients could not be erased; how much work it was."""
+    """Outcome of an erasure.
+
+    Attributes
+    ----------
+    arrays : ArrayRecord
+        The rebuilt model.
+    refused : mapping of client to str
+        Why some clients could not be erased.
+    info : mapping of float
+        How much work it was, by the names of `message_keys.ERASURE`.
+    """
 
     arrays: ArrayRecord
     refused: Mapping[int, str]
@@ -39,28 +49,44 @@ class Erasure:
 
 
 class _NobodyCalibrated(Exception):
-    """A stored round has clients left, and none of them answered."""
+    """None of the clients that are left of a stored round has answered."""
 
 
 class FedEraser:
-    """Erases clients (Liu et al., IWQoS 2021) on top of any of our aggregators.
+    """Erases clients by calibrating the stored updates of the others, with any of our aggregators.
 
-    The stored rounds are gone through again without the asking clients. Each remaining client trains from the rebuilt
-    model for E_cali = `calibration_ratio` · `local_epochs` epochs (rounded, at least 1), which gives a direction
-    Û_k; its calibrated update Ũ_k = ‖U_k‖ Û_k/‖Û_k‖ has the length of the stored one, the norm being that of all
-    parameters together (0 for Û_k = 0). They are aggregated with the stored weights by `inner`: with FedAvg
-    φ ← φ + Σ n_k Ũ_k / Σ n_k, the paper's equation; a calibrated update counts for as many local steps as the stored
-    one, whose length it has. The calibrated updates take the place of the stored ones, so that
-    a later erasure builds on them.
+    Liu et al., *FedEraser: Enabling Efficient Client-Level Data Removal from Federated Learning Models*, IWQoS 2021.
+    The stored rounds are repeated without the asking clients. Each remaining client trains from the rebuilt model for
+    E_cali = max(1, round(`calibration_ratio` · `local_epochs`)) epochs, which gives a direction Û_k. Its calibrated
+    update Ũ_k = ‖U_k‖ Û_k/‖Û_k‖ has the length of its stored one U_k, the L2 norm over all parameters together; it is 0
+    for Û_k = 0. The aggregator merges them with the stored weights and numbers of steps: with FedAvg
+    φ ← φ + Σ n_k Ũ_k / Σ n_k, the paper's update. They replace the stored updates, so that a later erasure builds on
+    them.
 
-    Where the paper starts at the very first round, this starts at the newest stored round up to the first one in which
-    an asking client took part: the model that was sent then, and the aggregator's state, have nothing of it. That
-    round's stored updates count as they are, for the same reason. A client that never took part is erased by doing
-    nothing. A client is refused when no stored round reaches back that far, or when of the clients of some round none
-    answers.
+    The paper starts at the first round of all. Here an erasure starts at the newest stored round that is no later than
+    the first in which an asking client took part: neither the model that was sent then nor the aggregator's state
+    depends on that client. For the same reason the stored updates of that round are used as they are. A client that
+    never took part needs no work. A client is refused if no stored round reaches back that far, or none of the clients
+    of some round answers.
 
-    After an erasure `inner` has the state that belongs to the rebuilt model; like a run's own stages, each stage
-    begins with a fresh one.
+    Afterwards the aggregator has the state that belongs to the rebuilt model; in each stage it begins with a fresh one,
+    as in the run itself.
+
+    Parameters
+    ----------
+    inner : ServerStep
+        The aggregator.
+    history : History
+        The stored rounds.
+    local_epochs : int, at least 1
+        Epochs of a client's training in FedFT.
+    calibration_ratio : float above 0
+        Epochs of a calibration as a share of these.
+
+    Raises
+    ------
+    ValueError
+        If `calibration_ratio` is not above 0 and finite.
     """
 
     def __init__(
@@ -72,7 +98,23 @@ class FedEraser:
         self.epochs = max(1, round(calibration_ratio * local_epochs))
 
     def erase(self, server_round: int, arrays: ArrayRecord, asking: Collection[int], train: Train) -> Erasure:
-        """The global model of this round, now `arrays`, without the clients `asking`; `train` reaches the others."""
+        """Rebuild the global model without the asking clients.
+
+        Parameters
+        ----------
+        server_round : int
+        arrays : ArrayRecord
+            The global model.
+        asking : collection of int
+            The clients to erase.
+        train : Train
+            Lets the others train.
+
+        Returns
+        -------
+        Erasure
+            With `arrays` itself if nobody had to be erased, or nobody could be.
+        """
         began = time.monotonic()
         rounds = self.history.rounds()
         starts: dict[int, int] = {}
@@ -102,7 +144,7 @@ class FedEraser:
     def _rebuild(
         self, server_round: int, rounds: Sequence[PastRound], start: int, erased: Collection[int], train: Train
     ) -> tuple[ArrayRecord, int, int]:
-        """The model after all `rounds` from `start` on, how many of them had clients, and the calibrated updates."""
+        """Repeat `rounds` from `start` on; returns the model, the number of rounds with clients and of calibrations."""
         rebuilt = calibrated = 0
         model, stage = ArrayRecord(), ""
         with self.history.rewriting(server_round) as new:
@@ -132,10 +174,7 @@ class FedEraser:
     def _calibrate(
         self, server_round: int, stored: RoundUpdates, updates: Sequence[ClientUpdate], model: ArrayRecord, train: Train
     ) -> list[ClientUpdate]:
-        """The updates of one round, calibrated from `model`; clients without a valid reply are left out.
-
-        Raises _NobodyCalibrated if that leaves none: the round must not vanish from the model.
-        """
+        """Calibrate the updates of one round; _NobodyCalibrated if no client gives a valid reply."""
         settings: dict[str, Any] = {
             message_keys.EPOCHS: self.epochs,
             message_keys.SERVER_ROUND: stored.round,
@@ -144,7 +183,7 @@ class FedEraser:
         }
         verdicts = train([update.partition for update in updates], model, settings)
         replies = {verdict.partition: verdict.reply for verdict in verdicts if verdict.reply is not None}
-        found = []
+        calibrated = []
         for update in updates:
             reply = replies.get(update.partition)
             if reply is None:
@@ -152,18 +191,21 @@ class FedEraser:
                 log(WARNING, text, update.partition, stored.stage, stored.round)
                 continue
             trained = reply.content.array_records[self._inner.arrayrecord_key]
-            found.append(replace(update, arrays=_scaled(stored.sent, update, model, trained)))
-        if not found:
+            calibrated.append(replace(update, arrays=_scaled(stored.sent, update, model, trained)))
+        if not calibrated:
             raise _NobodyCalibrated(
                 f"FedEraser: no client of round {stored.round} of {stored.stage} answered its calibration"
             )
-        return found
+        return calibrated
 
 
 class FedEraserProtocol(UnlearningProtocol):
-    """The asking clients only bury their records (message type `query.bury`); `eraser` rebuilds the model without them.
+    """The asking clients only exclude their records (message type `query.bury`); the model is rebuilt without them.
 
-    Its history remembers the updates.
+    Parameters
+    ----------
+    eraser : FedEraser
+        Rebuilds the model; its history remembers the updates.
     """
 
     message_type = message_keys.BURY
@@ -174,6 +216,7 @@ class FedEraserProtocol(UnlearningProtocol):
         self._eraser = eraser
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
+        """Rebuild the model without the asking clients; see `UnlearningProtocol.serve` and `FedEraser.erase`."""
         erasure = self._eraser.erase(server_round, arrays, [answer.client for answer in answers], train)
         served = [answer for answer in answers if answer.client not in erasure.refused]
         info = {answer.client: {**answer.metrics, **erasure.info} for answer in served}
@@ -181,7 +224,23 @@ class FedEraserProtocol(UnlearningProtocol):
 
 
 def build(context: ProtocolContext, *, calibration_ratio: float) -> FedEraserProtocol:
-    """On the run's aggregator; a calibration lasts `calibration_ratio` of a client's local epochs."""
+    """Make the protocol from what a run offers.
+
+    Parameters
+    ----------
+    context : ProtocolContext
+    calibration_ratio : float above 0
+        As in `FedEraser`.
+
+    Returns
+    -------
+    FedEraserProtocol
+
+    Raises
+    ------
+    ValueError
+        If no updates are stored, or `calibration_ratio` is out of range.
+    """
     epochs = context.local_epochs
     return FedEraserProtocol(
         FedEraser(context.inner, context.kept, local_epochs=epochs, calibration_ratio=calibration_ratio)
@@ -189,12 +248,13 @@ def build(context: ProtocolContext, *, calibration_ratio: float) -> FedEraserPro
 
 
 def _scaled(sent: ArrayRecord, update: ClientUpdate, model: ArrayRecord, trained: ArrayRecord) -> ArrayRecord:
-    """model + ‖U‖ Û/‖Û‖ with U = update − sent and Û = trained − model."""
+    """The model plus the calibrated update ‖U‖ Û/‖Û‖, with U = update − sent and Û = trained − model."""
     length = distance(trained, model)
     return model if length == 0 else merged(model, [trained], [distance(update.arrays, sent) / length])
 
 
 def _too_far_back(rounds: Sequence[PastRound], first: int) -> str:
+    """Why a client that first took part in the round at place `first` cannot be erased."""
     since = rounds[first]
     oldest = next((past for past in rounds if past.stored), None)
     stored = "none is stored" if oldest is None else f"the oldest stored one is round {oldest.round} of {oldest.stage}"

@@ -17,15 +17,30 @@ from strategies.protocols.update_history import History
 OTHERS = True
 
 _LEAST = 1e-6
-"""Share of an update's length that must be left of it; less is rounding."""
+"""Share of an update's length that must be left of it; less is rounding error."""
 _BEFORE, _SINCE = "before", "since"
 
 
 def orthogonal_update(arrays: ArrayRecord, unlearned: ArrayRecord, others: Sequence[ArrayRecord]) -> ArrayRecord | None:
-    """φ + d, d being the direction nearest to u = φ_u − φ that is orthogonal to each a_i = φ_i − φ, as long as u.
+    """The global model after an unlearning update that is orthogonal to the other clients' updates.
 
-    Pan et al. 2025 (arXiv:2412.20200), with updates in place of gradients: d ∝ u − Aᵀ (A Aᵀ)⁺ A u with the a_i as rows
-    of A. All arrays together are one vector, in float64, block by block. None where less than a millionth of u is left.
+    φ + ‖u‖ d/‖d‖ with d = u − Aᵀ (A Aᵀ)⁺ A u, the vector nearest to u = φ_u − φ that is orthogonal to the rows
+    a_i = φ_i − φ of A: FedOSD's orthogonal steepest descent (Pan et al. 2025, arXiv:2412.20200) with updates in place
+    of gradients. All arrays together are one vector; computed in float64.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        φ.
+    unlearned : ArrayRecord
+        φ_u, with the names and shapes of φ.
+    others : sequence of K ArrayRecord
+        φ_i, the other clients' models.
+
+    Returns
+    -------
+    ArrayRecord or None
+        In the shapes and dtypes of φ; None if d is shorter than a millionth of u, which is rounding error.
     """
     gram, along, length = np.zeros((len(others), len(others))), np.zeros(len(others)), 0.0
     for _, _, u, a in _differences(arrays, unlearned, others):
@@ -44,7 +59,7 @@ def orthogonal_update(arrays: ArrayRecord, unlearned: ArrayRecord, others: Seque
 
 
 def _differences(arrays: ArrayRecord, one: ArrayRecord, others: Sequence[ArrayRecord]):
-    """(name, block, one − arrays (b,), others − arrays (k, b)) of all blocks, float64."""
+    """Yield (name, block, one − arrays (b,), others − arrays (k, b)) for each block of each array, in float64."""
     for name, array in arrays.items():
         base, first = (view(x).reshape(-1) for x in (array, one[name]))
         rows = [view(other[name]).reshape(-1) for other in others]
@@ -54,14 +69,29 @@ def _differences(arrays: ArrayRecord, one: ArrayRecord, others: Sequence[ArrayRe
 
 
 class FedOSDProtocol(ByUnlearning):
-    """The asking clients unlearn (message type `train.unlearn`); the others train for `epochs` from the same model, and
-    the merged unlearning update is made orthogonal to each of theirs.
+    """The asking clients unlearn (message type `train.unlearn`), without conflict with the other clients' training.
 
-    For `recovery` rounds from then on, that of the exchange included (None: as long as there are any), the update that
-    FedFT makes of the model, g = φ' − φ, is projected onto the normal plane of v = φ − φ₀, φ₀ being the model before
-    the newest unlearning, and keeps its length: g ← ‖g‖ ĝ/‖ĝ‖, ĝ = g − (⟨g, v⟩/‖v‖²) v. So it does not go back there.
+    The other clients train from the same model, and the merged unlearning update is made orthogonal to each of their
+    updates (`orthogonal_update`). In the rounds of recovery that follow, training must not lead back: with φ₀ the model
+    before the newest unlearning and v = φ − φ₀, FedFT's update g = φ' − φ is projected onto the normal plane of v and
+    keeps its length, g ← ‖g‖ ĝ/‖ĝ‖, ĝ = g − (⟨g, v⟩/‖v‖²) v. Pan et al., *Federated Unlearning with Gradient Descent
+    and Conflict Mitigation*, 2025 (arXiv:2412.20200), where the clients' gradients are projected.
 
-    `others`: the clients that may train now.
+    Parameters
+    ----------
+    others : callable () -> sequence of int
+        The clients that may train now.
+    epochs : int, at least 1
+        Local epochs of the other clients' training.
+    recovery : int, at least 0, optional
+        Rounds of recovery, that of the exchange included; None: all that follow.
+    mean, history, summed
+        As in `ByUnlearning`.
+
+    Raises
+    ------
+    ValueError
+        If `epochs` or `recovery` is out of range.
     """
 
     def __init__(
@@ -83,41 +113,50 @@ class FedOSDProtocol(ByUnlearning):
 
     @property
     def privately(self) -> bool:
-        """Never: it goes by single clients' updates."""
+        """Never: each client's update is needed."""
         return False
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
-        """The model after the orthogonal update; all are refused where no other client answers, or nothing is left."""
+        """Make the orthogonal update; see `UnlearningProtocol.serve`.
+
+        All are refused if no other client trains, or nothing is left of the update.
+        """
         asking = {answer.client for answer in answers}
         clients = [client for client in self._others() if client not in asking]
         settings = {message_keys.EPOCHS: self._epochs, message_keys.STAGE: f"orthogonal/{server_round}"}
         replies = [verdict.reply for verdict in train(clients, arrays, settings)] if clients else []
         models = [next(iter(reply.content.array_records.values())) for reply in replies if reply is not None]
         if not models:
-            return _refused(arrays, asking, "FedOSD: no other client trained beside those that unlearn")
+            return Served.nobody(arrays, answers, "FedOSD: no other client trained beside those that unlearn")
         served = super().serve(server_round, arrays, answers, train)
         new = orthogonal_update(arrays, served.arrays, models)
         if new is None:
-            return _refused(arrays, asking, "FedOSD: the unlearning lies within what the other clients learn")
+            return Served.nobody(arrays, answers, "FedOSD: the unlearning lies within what the other clients learn")
         self._before, self._since = arrays, server_round
         return Served(new, served.info, {})
 
     def after_training(self, server_round: int, before: ArrayRecord, after: ArrayRecord) -> ArrayRecord:
-        """`after`, without going back to the model before the unlearning."""
+        """Project FedFT's update so that it does not lead back; see `UnlearningProtocol.after_training`."""
         over = self._recovery is not None and server_round >= self._since + self._recovery
         if self._before is None or over:
             return after
         return orthogonal_update(before, after, [self._before]) or after
 
     def state_dict(self) -> dict[str, NDArray]:
-        """The model before the newest unlearning and its round; empty before the first."""
+        """The model before the newest unlearning, and the round of that; empty before the first.
+
+        Returns
+        -------
+        dict
+            `before/NAME` for each array of the model, and `since` (1,), int64.
+        """
         if self._before is None:
             return {}
         kept = {f"{_BEFORE}/{name}": view(array) for name, array in self._before.items()}
         return {**kept, _SINCE: np.array([self._since], dtype=np.int64)}
 
     def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
-        """Continue from what `state_dict` gave."""
+        """Restore a `state_dict`; an empty one means that nothing was unlearned yet."""
         arrays = {name.removeprefix(f"{_BEFORE}/"): array for name, array in state.items() if name != _SINCE}
         self._before = (
             ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()}) if state else None
@@ -126,10 +165,28 @@ class FedOSDProtocol(ByUnlearning):
 
 
 def build(context: ProtocolContext, *, epochs: int, recovery: int | None) -> FedOSDProtocol:
-    """The others are those that may train now."""
-    common = {"mean": context.mean, "history": context.history, "summed": context.summed}
-    return FedOSDProtocol(context.able, epochs=epochs, recovery=recovery, **common)
+    """Make the protocol from what a run offers.
 
+    Parameters
+    ----------
+    context : ProtocolContext
+    epochs, recovery
+        As in `FedOSDProtocol`.
 
-def _refused(arrays: ArrayRecord, clients: set[int], reason: str) -> Served:
-    return Served(arrays, {}, dict.fromkeys(sorted(clients), reason))
+    Returns
+    -------
+    FedOSDProtocol
+
+    Raises
+    ------
+    ValueError
+        If `epochs` or `recovery` is out of range.
+    """
+    return FedOSDProtocol(
+        context.able,
+        epochs=epochs,
+        recovery=recovery,
+        mean=context.mean,
+        history=context.history,
+        summed=context.summed,
+    )

@@ -1,4 +1,4 @@
-"""Rapid retraining: the model is made anew, from the beginning and in few rounds, of what is not to be forgotten."""
+"""Rapid retraining: the model is trained anew, from the start and in few rounds, on what is not to be forgotten."""
 
 from __future__ import annotations
 
@@ -25,42 +25,70 @@ LIMITS = {
 
 
 class RapidRetrainingProtocol(UnlearningProtocol):
-    """The asking clients only bury their records (message type `query.bury`); the others and they, with what they have
-    left, train a model from `start` on in the rounds of `beside`, which takes the global model's place.
+    """The asking clients only exclude their records (message type `query.bury`); then all train a new model.
 
     Liu et al., *The Right to be Forgotten in Federated Learning: An Efficient Realization with Rapid Retraining*
-    (INFOCOM 2022, arXiv:2203.07320): retraining on what is left, whose local steps are preconditioned by a diagonal
-    empirical Fisher information with momentum so that few rounds do. AdamW, by which clients train here, is such a
-    step: its second moment is the running mean of squared gradients. Nothing of the old model gets into the new one, so
-    it forgets as retraining does; what few rounds cost is what the new one has not learned yet. The aggregator's
-    moments begin anew, too, and belong to the new model afterwards.
+    (INFOCOM 2022, arXiv:2203.07320): retraining on the records that are left. Local steps are preconditioned with a
+    diagonal empirical Fisher information with momentum, so that few rounds suffice. AdamW, by which clients train here,
+    takes such steps: its second moment is the running mean of squared gradients.
+
+    Nothing of the old model gets into the new one, so that it forgets as retraining does; after few rounds it has not
+    learned as much. The aggregator's moments begin anew, too, and belong to the new model afterwards.
+
+    Parameters
+    ----------
+    auxiliary : AuxiliaryRounds
+        The rounds in which the new model is trained.
+    start : ArrayRecord
+        The model before any training.
+    history : History, optional
+        As `UnlearningProtocol`.
     """
 
     message_type = message_keys.BURY
     models_travel = False
 
-    def __init__(self, beside: AuxiliaryRounds, start: ArrayRecord, history: History | None = None) -> None:
+    def __init__(self, auxiliary: AuxiliaryRounds, start: ArrayRecord, history: History | None = None) -> None:
         super().__init__(history)
-        self._beside, self._start = beside, start
+        self._auxiliary, self._start = auxiliary, start
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
-        """The retrained model; all are refused where a round has nobody left, or its model is not finite."""
-        began, kept, beside = time.monotonic(), self._beside.inner.state_dict(), self._beside
-        able, model, used = beside.able(answers), self._start, 0
-        log(INFO, "%s: %d rounds from the beginning", LABEL, beside.rounds)
-        beside.inner.reset_state()
+        """Retrain the model; see `UnlearningProtocol.serve`.
+
+        All are refused if too few clients train in a round, or the new model is not finite.
+        """
+        began, auxiliary = time.monotonic(), self._auxiliary
+        old_state = auxiliary.inner.state_dict()
+        able, model, used = auxiliary.able(answers), self._start, 0
+        log(INFO, "%s: %d rounds from the beginning", LABEL, auxiliary.rounds)
+        auxiliary.inner.reset_state()
         try:
-            for number in range(1, beside.rounds + 1):
-                updates = beside.train(train, f"retraining/{server_round}", number, able, model, {})
-                model = beside.merged(model, updates)
+            for number in range(1, auxiliary.rounds + 1):
+                updates = auxiliary.train(train, f"retraining/{server_round}", number, able, model, {})
+                model = auxiliary.merged(model, updates)
                 used += len(updates)
         except AggregationError as error:
-            beside.inner.load_state_dict(kept)
-            return Served(arrays, {}, {answer.client: f"{LABEL}: {error}" for answer in answers})
-        work = dict(zip(message_keys.ERASURE, (beside.rounds, used, time.monotonic() - began), strict=True))
-        return Served(model, {answer.client: {**answer.metrics, **work} for answer in answers}, {})
+            auxiliary.inner.load_state_dict(old_state)
+            return Served.nobody(arrays, answers, f"{LABEL}: {error}")
+        work = dict(zip(message_keys.ERASURE, (auxiliary.rounds, used, time.monotonic() - began), strict=True))
+        return Served.everyone(model, answers, work)
 
 
 def build(context: ProtocolContext, *, rounds: int) -> RapidRetrainingProtocol:
-    """Of `rounds` rounds, from the model before any training."""
+    """Make the protocol from what a run offers.
+
+    Parameters
+    ----------
+    context : ProtocolContext
+    rounds : int, at least 1
+
+    Returns
+    -------
+    RapidRetrainingProtocol
+
+    Raises
+    ------
+    ValueError
+        If `rounds` is below 1.
+    """
     return RapidRetrainingProtocol(AuxiliaryRounds.of(context, LABEL, rounds), context.initial(), context.history)

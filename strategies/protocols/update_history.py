@@ -1,8 +1,8 @@
 """What a server remembers of FedFT: in each round the model that it sent and the models that came back.
 
-Protocols that erase a client need it, to go through the rounds again, or for a model of the other clients.
-The rounds that led to the present model are its lineage. Erasing a client writes a new one; a client that no round of
-the lineage names has left nothing in the model.
+Some protocols need it, to repeat the rounds without a client or for a model of the other clients. The rounds that led
+to the current model are its lineage. Erasing a client replaces the lineage; the model does not depend on a client that
+took part in none of its rounds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from strategies.client_update import ClientUpdate, shares
 
 @dataclass(frozen=True, slots=True)
 class RoundUpdates:
-    """One round of FedFT.
+    """The updates of one round of FedFT.
 
-    `sent`: the global model that the clients started from; `state`: what the aggregator's `state_dict` was then;
-    `clients`: the accepted replies, ordered by partition, none where nobody answered well.
+    Attributes
+    ----------
+    stage : str
+    round : int
+    sent : ArrayRecord
+        The global model that the clients started from.
+    state : mapping of arrays
+        The aggregator's `state_dict` at that time.
+    clients : sequence of ClientUpdate, by partition
+        The valid ones; may be empty.
     """
 
     stage: str
@@ -36,7 +44,17 @@ class RoundUpdates:
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
-    """A round of the lineage: whose updates are in the model, and whether they are still `stored`."""
+    """A round of the lineage.
+
+    Attributes
+    ----------
+    stage : str
+    round : int
+    clients : tuple of int
+        The clients whose updates were aggregated.
+    stored : bool
+        Whether these updates are still stored.
+    """
 
     stage: str
     round: int
@@ -45,25 +63,25 @@ class PastRound:
 
 
 class Rewriting(Protocol):
-    """A lineage in the making; its rounds are given in order."""
+    """A new lineage that is being written; its rounds are given in order."""
 
     def keep(self, past: PastRound) -> None:
-        """Take over a round as it is, stored or not."""
+        """Take over a round of the old lineage as it is, stored or not."""
         ...
 
     def write(self, updates: RoundUpdates) -> None:
-        """Add a round with other updates than before."""
+        """Add a round with new updates, which are stored."""
         ...
 
 
 class History(Protocol):
-    """Remembers the rounds of FedFT. Reading takes the memory of one round."""
+    """Remembers the rounds of FedFT; the updates of only one round at a time need be in memory."""
 
     stage: str
     """The stage that the run is in."""
 
     def record(self, updates: RoundUpdates) -> None:
-        """Add a round to the lineage, with its updates if they are to be stored."""
+        """Add a round to the lineage; the history decides whether its updates are stored."""
         ...
 
     def rounds(self) -> Sequence[PastRound]:
@@ -71,16 +89,36 @@ class History(Protocol):
         ...
 
     def read(self, past: PastRound) -> RoundUpdates:
-        """The updates of a stored round."""
+        """The updates of a round that is `stored`."""
         ...
 
     def rewriting(self, server_round: int, /) -> AbstractContextManager[Rewriting]:
-        """Put a new lineage, made in this round, in the present one's place when the context ends without error."""
+        """Context in which a new lineage is written; it replaces the current one if the context ends without error.
+
+        Parameters
+        ----------
+        server_round : int
+            The round in which that happens.
+
+        Returns
+        -------
+        context manager of Rewriting
+        """
         ...
 
 
 class MemoryHistory:
-    """A history in memory. Stores every `every`-th round of a stage, from its first, and of these the newest `keep`."""
+    """A history in memory.
+
+    Parameters
+    ----------
+    stage : str
+        The stage that the run is in.
+    keep : int, at least 0, optional
+        How many rounds are stored, the newest; None: all.
+    every : int, at least 1
+        Of a stage's rounds 1, 1 + `every`, 1 + 2 · `every`, … are stored.
+    """
 
     def __init__(self, stage: str = "train", *, keep: int | None = None, every: int = 1) -> None:
         self.stage = stage
@@ -89,7 +127,7 @@ class MemoryHistory:
         self._stored: dict[tuple[str, int], RoundUpdates] = {}
 
     def record(self, updates: RoundUpdates) -> None:
-        """Add a round; beyond `keep` the oldest stored one goes."""
+        """Add a round to the lineage, and delete the oldest stored updates beyond `keep`."""
         self._add(updates, stored=is_stored(updates.round, self._every))
         kept = [past for past in self._rounds if past.stored]
         for past in kept[: max(0, len(kept) - self._keep)] if self._keep is not None else []:
@@ -97,18 +135,22 @@ class MemoryHistory:
             self._rounds[self._rounds.index(past)] = replace(past, stored=False)
 
     def rounds(self) -> list[PastRound]:
+        """All rounds of the lineage, oldest first."""
         return list(self._rounds)
 
     def read(self, past: PastRound) -> RoundUpdates:
+        """The updates of a round that is `stored`."""
         return self._stored[past.stage, past.round]
 
     @contextmanager
     def rewriting(self, server_round: int) -> Iterator[Rewriting]:
+        """Context in which a new lineage is written; see `History.rewriting`."""
         new = _InMemory(self)
         yield new
         self._rounds, self._stored = new.history._rounds, new.history._stored
 
     def _add(self, updates: RoundUpdates, *, stored: bool) -> None:
+        """Add a round to the lineage, and store its updates or not."""
         clients = tuple(update.partition for update in updates.clients)
         self._rounds.append(PastRound(updates.stage, updates.round, clients, stored))
         if stored:
@@ -116,6 +158,8 @@ class MemoryHistory:
 
 
 class _InMemory:
+    """A `Rewriting` of a `MemoryHistory`; the new lineage is in `history`."""
+
     def __init__(self, old: MemoryHistory) -> None:
         self._old, self.history = old, MemoryHistory(old.stage)
 
@@ -129,15 +173,43 @@ class _InMemory:
 
 
 def is_stored(server_round: int, every: int) -> bool:
-    """Whether a round, from 1, is one of those that are stored: 1, 1 + Δt, 1 + 2Δt, …; `every` is Δt."""
+    """Whether the updates of a round are stored: those of the rounds 1, 1 + Δt, 1 + 2Δt, ….
+
+    Parameters
+    ----------
+    server_round : int, at least 1
+    every : int, at least 1
+        Δt, the retaining interval of FedEraser (Liu et al., IWQoS 2021).
+
+    Returns
+    -------
+    bool
+    """
     return (server_round - 1) % every == 0
 
 
 def mean_of_others(history: History, asking: Collection[int], mean: Mean | None = None) -> ArrayRecord:
     """The model of the clients that do not ask: the weighted mean of their models in the newest round.
 
-    Where nobody else took part in it, the model that the round began with. Older rounds do not count: they may be from
-    before another client was unlearned. Raises ValueError when the newest round is not stored.
+    Older rounds are not used: they may be from before another client was unlearned.
+
+    Parameters
+    ----------
+    history : History
+    asking : collection of int
+        The clients that ask.
+    mean : Mean, optional
+        How models are averaged; None: number by number.
+
+    Returns
+    -------
+    ArrayRecord
+        The model that the round began with if no other client took part in it.
+
+    Raises
+    ------
+    ValueError
+        If the newest round is not stored.
     """
     past = history.rounds()
     if not past or not past[-1].stored:

@@ -22,9 +22,24 @@ NOT_WITH = {"requests_in_a_row": "a negation in the round after another gives th
 
 
 def negated(arrays: ArrayRecord, where: NDArray[np.bool_]) -> ArrayRecord:
-    """`arrays` with their numbers at `where` (n,), bool, negated; n: all numbers, one array after the other.
+    """Negate some numbers of a model.
 
-    Raises ValueError for another n.
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        The model, n numbers in all.
+    where : array (n,), bool
+        Which ones, one array after the other.
+
+    Returns
+    -------
+    ArrayRecord
+        In the shapes and dtypes of `arrays`.
+
+    Raises
+    ------
+    ValueError
+        If `where` has another shape.
     """
     size = sum(view(array).size for array in arrays.values())
     if where.shape != (size,):
@@ -40,13 +55,25 @@ def negated(arrays: ArrayRecord, where: NDArray[np.bool_]) -> ArrayRecord:
 
 
 class WeightNegationProtocol(UnlearningProtocol):
-    """The asking clients only bury their records (message type `query.bury`); φ becomes φ with the numbers at `where`
-    (n,), bool, negated: θ_l ← −θ_l of Khalil et al. 2025 (arXiv:2503.05657).
+    """The asking clients only exclude their records (message type `query.bury`); the server negates weights.
 
-    No client's data or update is needed for it. The exchange does not tell which records are forgotten: whatever the
-    negated weights take part in breaks, and the FedFT exchanges that follow teach the clients' live records again. All
-    that ask in one round are served by one negation. A second one before these weights have been learned anew would
-    give back the first sign: a warning says so where it comes in the round after.
+    θ_l ← −θ_l (Khalil et al., *NoT: Federated Unlearning via Weight Negation*, 2025, arXiv:2503.05657), here for chosen
+    numbers. It needs no client's data or update, and does not depend on which records are to be forgotten: it breaks
+    whatever the negated weights take part in, and the FedFT exchanges that follow teach the records that are left
+    again. One negation serves all that ask in a round. Another one before these weights have been learned anew would
+    restore their sign: in the round after the last one a warning is logged.
+
+    Parameters
+    ----------
+    where : array (n,), bool
+        Which of the model's n numbers are negated.
+    history : History, optional
+        As `UnlearningProtocol`.
+
+    Raises
+    ------
+    ValueError
+        If `where` names no number.
     """
 
     message_type = message_keys.BURY
@@ -59,16 +86,32 @@ class WeightNegationProtocol(UnlearningProtocol):
         self._where, self._last = where, -1
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
-        """The global model with its chosen weights negated; `train` is not called."""
+        """Negate the chosen weights; `train` is not called. See `UnlearningProtocol.serve`."""
         if self._last == server_round - 1:
             text = "NoT: negated again in the round after the last one (%d): the weights are nearly as before that"
             log(WARNING, text, self._last)
         self._last = server_round
-        return Served(negated(arrays, self._where), {answer.client: answer.metrics for answer in answers}, {})
+        return Served.everyone(negated(arrays, self._where), answers)
 
 
 def build(context: ProtocolContext, *, layers: int) -> WeightNegationProtocol:
-    """Of the first `layers` layers. Raises ParameterError where the model has no such layers."""
+    """Make the protocol from what a run offers.
+
+    Parameters
+    ----------
+    context : ProtocolContext
+    layers : int, at least 1
+        How many of the first decoder layers are negated.
+
+    Returns
+    -------
+    WeightNegationProtocol
+
+    Raises
+    ------
+    ParameterError
+        If the model has fewer layers, or nothing to train in them.
+    """
     try:
         return WeightNegationProtocol(context.first_layers(layers), context.history)
     except ValueError as error:

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from strategies import message_keys
 from strategies.arrays import merged
-from strategies.replies import ReplyCheck, judge
+from strategies.replies import ReplyCheck
 from strategies.rounds.fedtu import FedTU
 from strategies.rounds.model_versions import Buffer, Versions
 from strategies.rounds.reply_stream import FLIGHT, Arrivals, Sent
@@ -160,19 +160,19 @@ class BufferedFedTU(FedTU):
         collected = self._collect(run, server_round, arrays)
         for flight, reply in collected.good:
             if flight.version != self.versions.now:
-                self._refer(reply, flight, arrays)
+                self._rebase(reply, flight, arrays)
         pairs = [(flight.client, reply) for flight, reply in collected.good]
         self.inner.starts_from(arrays)
-        verdicts = run.exchanges.judged("train", server_round, pairs, arrays)
+        verdicts = run.exchange.judged("train", server_round, pairs, arrays)
         accepted = sum(v.reply is not None for v in verdicts)
         left_out = len(verdicts) - accepted + collected.failed
         if collected.good or collected.failed:
             self._listener.exchange_ended("train", accepted, left_out, time.monotonic() - began)
         if not accepted:
-            run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
+            run.exchange.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
 
-    def _refer(self, reply: Message, flight: Flight, arrays: ArrayRecord) -> None:
+    def _rebase(self, reply: Message, flight: Flight, arrays: ArrayRecord) -> None:
         """Rebase the model in `reply`: `arrays` plus the client's update, weighted by its staleness."""
         key, weight = self._keys.arrays, self._buffer.weight(self.versions.staleness(flight.version))
         models = [reply.content.array_records[key], self._models[flight.version]]
@@ -182,80 +182,70 @@ class BufferedFedTU(FedTU):
 
     def _collect(self, run: Run, server_round: int, arrays: ArrayRecord) -> _Collected:
         """Have clients train until the buffer is full."""
-        arrivals, found = self._arrivals_of(run), _Collected([], set())
+        arrivals, collected = self._stream, _Collected([], set())
         while True:
-            self._draw(run, server_round, arrays, found)
+            self._draw(run, server_round, arrays, collected)
             if not self._flights:
-                return found
-            limit = min(flight.sent.since for flight in self._flights.values()) + run.exchanges.timeout
-            came = arrivals.wait(limit, FLIGHT, self._buffer.size - len(found.good))
-            for sent, reply in came:
-                self._land(run, server_round, self._flights.pop(sent), reply, found)
-            if not came:
-                self._give_up(run, server_round, arrivals, found)
-            if len(found.good) >= self._buffer.size or found.failed >= self._buffer.concurrency:
-                return found
+                return collected
+            limit = min(flight.sent.since for flight in self._flights.values()) + run.exchange.timeout
+            arrived = arrivals.wait(limit, FLIGHT, self._buffer.size - len(collected.good))
+            for sent, reply in arrived:
+                self._take(run, server_round, self._flights.pop(sent), reply, collected)
+            if not arrived:
+                self._give_up(run, server_round, arrivals, collected)
+            if len(collected.good) >= self._buffer.size or collected.failed >= self._buffer.concurrency:
+                return collected
 
-    def _land(self, run: Run, server_round: int, flight: Flight, reply: Message | None, found: _Collected) -> None:
+    def _take(self, run: Run, server_round: int, flight: Flight, reply: Message | None, collected: _Collected) -> None:
         """Take a reply into the buffer, unless it is from before the barrier or invalid."""
         if flight.sent.void or not self.versions.admits(flight.version):
             self._listener.discarded(flight.client)
             return
-        found.tried.add(flight.client)
+        collected.tried.add(flight.client)
         started = self._models[flight.version]
         verdict = self._judged_alone(run, flight.client, reply, started)
         if verdict.reply is not None:
-            found.good.append((flight, verdict.reply))
-            self._listener.arrived(len(found.good), self._buffer.size)
+            collected.good.append((flight, verdict.reply))
+            self._listener.arrived(len(collected.good), self._buffer.size)
             return
-        found.failed += 1
+        collected.failed += 1
         self._listener.reply(flight.client, False, verdict.reason)
-        run.exchanges.warn(server_round, "client %d left out: %s", flight.client, verdict.reason)
+        run.exchange.warn(server_round, "client %d left out: %s", flight.client, verdict.reason)
 
     def _judged_alone(self, run: Run, client: int, reply: Message | None, started: ArrayRecord) -> ReplyCheck:
         """Check one reply against the model that its client started from."""
-        (verdict,) = judge(
-            [(client, reply)],
-            reference=started,
-            arrays_key=self._keys.arrays,
-            weight_key=self._keys.weight,
-            needs_steps=run.exchanges.needs_steps,
-            timeout=run.exchanges.timeout,
-            same_metrics=False,
-            numbers=run.exchanges.numbers.get("train"),
-        )
-        return verdict
+        return run.exchange.checked("train", [(client, reply)], started, same_metrics=False)[0]
 
-    def _give_up(self, run: Run, server_round: int, arrivals: Arrivals, found: _Collected) -> None:
+    def _give_up(self, run: Run, server_round: int, arrivals: Arrivals, collected: _Collected) -> None:
         """Stop waiting for clients that have had `timeout` seconds: their replies are lost."""
         for sent, flight in list(self._flights.items()):
-            if arrivals.now >= sent.since + run.exchanges.timeout:
+            if arrivals.now >= sent.since + run.exchange.timeout:
                 del self._flights[sent]
                 arrivals.forget(sent)
-                self._land(run, server_round, flight, None, found)
+                self._take(run, server_round, flight, None, collected)
 
-    def _draw(self, run: Run, server_round: int, arrays: ArrayRecord, found: _Collected) -> None:
+    def _draw(self, run: Run, server_round: int, arrays: ArrayRecord, collected: _Collected) -> None:
         """Sample idle clients until as many train as may."""
         at_work = {flight.client for flight in self._flights.values()}
         missing = self._buffer.concurrency - sum(not flight.sent.void for flight in self._flights.values())
         if missing <= 0:
             return
         nodes = {self._nodes.partition(node): node for node in run.eligible.get_node_ids()}
-        able = sorted(p for p in nodes if p is not None and p not in at_work and p not in found.tried)
+        able = sorted(p for p in nodes if p is not None and p not in at_work and p not in collected.tried)
         stage, seed = self._options.stage, self._options.seed
-        rng = random.Random(f"{seed}/{stage}/{server_round}/train/{found.asked}")
+        rng = random.Random(f"{seed}/{stage}/{server_round}/train/{collected.asked}")
         drawn = sorted(rng.sample(able, min(missing, len(able))))
         if not drawn:
             return
         self._listener.exchange_started("train", drawn)
         messages = [self._message(run, server_round, nodes[client], arrays) for client in drawn]
         self._begin(run, messages, [(client, self.versions.now, server_round) for client in drawn])
-        found.tried.update(drawn)
-        found.asked += len(drawn)
+        collected.tried.update(drawn)
+        collected.asked += len(drawn)
 
     def _message(self, run: Run, server_round: int, node: int, arrays: ArrayRecord) -> Message:
         """The training message to one node."""
-        config = run.exchanges.config(server_round, {**run.train_config, **self.inner.client_settings})
+        config = run.exchange.config(server_round, {**run.train_config, **self.inner.client_settings})
         content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
         return Message(content, dst_node_id=node, message_type=message_keys.TRAIN)
 
@@ -266,15 +256,15 @@ class BufferedFedTU(FedTU):
         flights: Iterable[tuple[int, int, int]],
         due: Sequence[float] | None = None,
     ) -> list[Sent]:
-        """Send messages, and note the clients as training from these versions."""
-        sent = self._arrivals_of(run).send(messages, FLIGHT, due)
+        """Send messages; their clients are training from these versions of the model from now on."""
+        sent = self._stream.send(messages, FLIGHT, due)
         for one, (client, version, server_round) in zip(sent, flights, strict=True):
             self._flights[one] = Flight(client, version, server_round, one)
         return sent
 
     def _send_again(self, run: Run) -> None:
-        """After a resume send again what was under way, and note who works for nothing."""
-        arrivals = self._arrivals_of(run)
+        """After a resume, send again what was under way; clients whose replies will be discarded count as training."""
+        arrivals = self._stream
         for sent in arrivals.underway(FLIGHT):
             self._flights[sent] = Flight(sent.client, -1, 0, sent)
         rows = self._kept.get("flights", np.empty((0, 5))).tolist()
@@ -284,20 +274,20 @@ class BufferedFedTU(FedTU):
             if name.startswith(_MODEL):
                 version, array = name.removeprefix(_MODEL).split("/", 1)
                 self._models.setdefault(int(version), ArrayRecord())[array] = Array(np.asarray(values))
-        nodes = self._nodes.refresh(run.exchanges.grid, retry=True)
+        nodes = self._nodes.refresh(run.exchange.grid, retry=True)
         flights = [(int(client), int(version), int(round_)) for client, version, round_, _, _ in rows]
-        gone = [client for client, _, _ in flights if client not in nodes]
-        if gone:
+        missing = [client for client, _, _ in flights if client not in nodes]
+        if missing:
             text = "clients %s were at work when the run broke off and are not connected: their work is lost"
-            run.exchanges.warn(0, text, ", ".join(map(str, gone)))
-        there = [(flight, row) for flight, row in zip(flights, rows, strict=True) if flight[0] in nodes]
-        messages = [self._message(run, r, nodes[c], self._models[v]) for (c, v, r), _ in there]
-        sent = self._begin(run, messages, [flight for flight, _ in there], [row[4] for _, row in there])
-        for one, (_, row) in zip(sent, there, strict=True):
+            run.exchange.warn(0, text, ", ".join(map(str, missing)))
+        again = [(flight, row) for flight, row in zip(flights, rows, strict=True) if flight[0] in nodes]
+        messages = [self._message(run, r, nodes[c], self._models[v]) for (c, v, r), _ in again]
+        sent = self._begin(run, messages, [flight for flight, _ in again], [row[4] for _, row in again])
+        for one, (_, row) in zip(sent, again, strict=True):
             one.since = row[3]
 
-    def _arrivals_of(self, run: Run) -> Arrivals:
+    @property
+    def _stream(self) -> Arrivals:
         """The reply stream, which there always is in asynchronous rounds."""
-        arrivals = run.exchanges.arrivals
-        assert arrivals is not None, "options.buffer makes them"
-        return arrivals
+        assert self._arrivals is not None, "options.buffer makes it"
+        return self._arrivals

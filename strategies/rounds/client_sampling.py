@@ -15,6 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from strategies.stateful import Stateful
+
 Reach = Callable[[Sequence[int]], Collection[int]]
 """Asks clients whether they are available; returns those that answered in time."""
 
@@ -35,7 +37,7 @@ class Selection:
     weights: Mapping[int, float] | None = None
 
 
-class Sampling(ABC):
+class Sampling(Stateful, ABC):
     """A client sampling scheme; `weighs` says whether it gives weights of its own."""
 
     weighs: ClassVar[bool] = True
@@ -62,15 +64,6 @@ class Sampling(ABC):
     def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
         """Take note of the clients asked to train, and of the losses that were reported, by client. Ignored here."""
         return None
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """State for a checkpoint; here empty."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore a `state_dict`; ValueError for a state where there is none."""
-        if state:
-            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
 
 
 class BySize(Sampling):
@@ -146,9 +139,9 @@ class PowerOfChoice(Sampling):
         dict
             `clients` (n,) int64 and `losses` (n,) float64; empty before the first round.
         """
-        known = sorted(self._losses)
-        losses = [self._losses[client] for client in known]
-        return {"clients": np.array(known, dtype=np.int64), "losses": np.array(losses)} if known else {}
+        clients = sorted(self._losses)
+        losses = [self._losses[client] for client in clients]
+        return {"clients": np.array(clients, dtype=np.int64), "losses": np.array(losses)} if clients else {}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore a `state_dict`; ValueError for another state."""
@@ -170,14 +163,14 @@ class Available(Sampling):
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Selection:
         """Select among the clients that answer; see `Sampling.draw`."""
         order = rng.sample(clients, len(clients))
-        found: list[int] = []
+        available: list[int] = []
         asked = 0
-        while len(found) < count and asked < len(order):
+        while len(available) < count and asked < len(order):
             group = order[asked : asked + max(count, asked)]
-            there = set(reach(group))
-            found += [client for client in group if client in there]
+            reached = set(reach(group))
+            available += [client for client in group if client in reached]
             asked += len(group)
-        return Selection(tuple(sorted(found[:count])))
+        return Selection(tuple(sorted(available[:count])))
 
 
 def by_size(sizes: Mapping[int, int], count: int, rng: random.Random) -> dict[int, Fraction]:
@@ -219,13 +212,16 @@ def by_size(sizes: Mapping[int, int], count: int, rng: random.Random) -> dict[in
         return certain
     others = [client for client in sizes if client not in certain]
     rng.shuffle(others)
-    return certain | dict(_laid_out(sizes, others, left, total, rng.randrange(total)))
+    return certain | dict(_systematic(sizes, others, left, total, rng.randrange(total)))
 
 
-def _laid_out(
+def _systematic(
     sizes: Mapping[int, int], order: Iterable[int], count: int, total: int, start: int
 ) -> Iterable[tuple[int, Fraction]]:
-    """The clients of `order` on which a point falls, with the probability of that, on a line `count` times as long."""
+    """Systematic sampling: clients lie on a line, each `count` times its size long; one is sampled where a point falls.
+
+    The points are `start`, `start` + `total`, …; yields (client, its probability).
+    """
     end, point = 0, start
     for client in order:
         end += sizes[client] * count

@@ -74,18 +74,18 @@ class Drawing:
         list of Clipped
             The weights that `bounds` lowered.
         """
-        cuts = list[Clipped]()
+        clipped = list[Clipped]()
         good = {v.partition: v for v in verdicts if v.reply is not None}
         if (weights := self.drawn.weights) is not None:
             used = {client: weights[client] for client in good}
             for client, weight in (used if bounds is None else bounds.shared(used)).items():
                 set_weight(good[client], weight_key, weight)
                 if weight != used[client]:
-                    cuts.append(Clipped(client, "weight", used[client], weight))
-        told = {c: metrics_of(v.reply).get(LOSS) for c, v in good.items() if v.reply is not None}
-        losses = {c: float(loss) for c, loss in told.items() if isinstance(loss, int | float)}
+                    clipped.append(Clipped(client, "weight", used[client], weight))
+        reported = {c: metrics_of(v.reply).get(LOSS) for c, v in good.items() if v.reply is not None}
+        losses = {c: float(loss) for c, loss in reported.items() if isinstance(loss, int | float)}
         self.sampling.heard(self.drawn.clients, losses)
-        return cuts
+        return clipped
 
 
 def further(messages: Sequence[Message], nodes: Sequence[int], factor: float) -> list[Message]:

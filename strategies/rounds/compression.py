@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from strategies.arrays import view
+from strategies.rounds.encoding import Encoding
 
 METHODS = ("none", "int8", "topk", "topk_int8")
 LEVELS = 127
@@ -41,8 +42,8 @@ class Sent(NamedTuple):
     rest: NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Compression:
+@dataclass(frozen=True)
+class Compression(Encoding):
     """How flat updates (n,) of one array are compressed.
 
     Attributes
@@ -141,9 +142,9 @@ class Compression:
             arrays[_VALUES] = chosen.astype(np.float32)
         else:
             arrays[_CODES], arrays[_SCALES] = quantised(chosen, self.block, rng)
-        told = self._told(arrays, update.size)
+        decoded = self._decoded(arrays, update.size)
         record = ArrayRecord({part: Array(array) for part, array in arrays.items()})
-        return Sent(record, _added(received, told), (update - told).astype(np.float32))
+        return Sent(record, _added(received, decoded), (update - decoded).astype(np.float32))
 
     def read(self, sent: ArrayRecord, answer: ArrayRecord) -> ArrayRecord:
         """Decode the client's model from its reply; a reply that holds a model is that model.
@@ -169,9 +170,9 @@ class Compression:
         ((name, array),) = sent.items()
         received = view(array)
         arrays = {part: view(packed) for part, packed in answer.items()}
-        return ArrayRecord({name: Array(_added(received, self._told(arrays, received.size)))})
+        return ArrayRecord({name: Array(_added(received, self._decoded(arrays, received.size)))})
 
-    def _told(self, arrays: dict[str, NDArray], size: int) -> NDArray[np.float64]:
+    def _decoded(self, arrays: dict[str, NDArray], size: int) -> NDArray[np.float64]:
         """Decode an update (size,) from the arrays of a reply."""
         parts = {"int8": {_CODES, _SCALES}, "topk": {_MASK, _VALUES}, "topk_int8": {_MASK, _CODES, _SCALES}}
         if arrays.keys() != parts.get(self.method):
@@ -185,15 +186,15 @@ class Compression:
         if mask[size:].any():
             raise ValueError(f"the mask names more than {size} numbers")
         mask = mask[:size].astype(bool)
-        count, told = int(mask.sum()), np.zeros(size)
+        count, update = int(mask.sum()), np.zeros(size)
         if self.method == "topk":
             values = arrays[_VALUES]
             if values.dtype != np.float32 or values.shape != (count,):
                 raise ValueError(f"{values.shape} values of {values.dtype} for {count} numbers")
-            told[mask] = values
+            update[mask] = values
         else:
-            told[mask] = restored(arrays[_CODES], arrays[_SCALES], self.block, count)
-        return told
+            update[mask] = restored(arrays[_CODES], arrays[_SCALES], self.block, count)
+        return update
 
 
 def largest(values: NDArray, keep: float) -> NDArray[np.bool_]:

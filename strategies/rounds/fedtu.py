@@ -23,7 +23,9 @@ from strategies.protocols.base import Answer, ByUnlearning, UnlearningProtocol
 from strategies.replies import ReplyCheck, metrics_of
 from strategies.rounds.callbacks import Listener, Listeners
 from strategies.rounds.client_selection import Drawing, further
-from strategies.rounds.exchange import Exchanges, Keys
+from strategies.rounds.collection import AllAtOnce, OneByOne
+from strategies.rounds.encoding import FittedModels, FullModels
+from strategies.rounds.exchange import Exchange, Keys
 from strategies.rounds.nodes import NodeMap, OrderedGrid, seeded
 from strategies.rounds.options import Options
 from strategies.rounds.reply_stream import Arrivals, arriving
@@ -31,7 +33,8 @@ from strategies.rounds.request_source import RequestList, RequestSource, Unlearn
 from strategies.rounds.run_state import Evaluate, Run, keep_metrics, part_of
 from strategies.rounds.strategy_proxy import WrappingStrategy
 from strategies.secure import stage_keys
-from strategies.secure.secure_exchange import moved
+from strategies.secure.masking import Unmasked
+from strategies.secure.secure_exchange import SecureExchange, moved
 from strategies.secure.server import Summed
 
 __all__ = [
@@ -122,8 +125,8 @@ class FedTU(WrappingStrategy):
         self._eligible = eligible
         self._evaluate_after_unlearn = evaluate_after_unlearn
         self._options = Options() if options is None else options
-        known = self._adapted
-        self._keys = Keys(known.arrayrecord_key, known.configrecord_key, known.weighted_by_key)
+        adapted = self._adapted
+        self._keys = Keys(adapted.arrayrecord_key, adapted.configrecord_key, adapted.weighted_by_key)
         self._arrivals: Arrivals | None = None
         self._clock: dict[str, np.ndarray] = {}
         self._unlearned: int | None = None
@@ -134,7 +137,7 @@ class FedTU(WrappingStrategy):
             raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
         if self._options.secure is not None and not self._options.cover and requests is not None:
             raise ValueError("requests are served among clients that cover them (secure): cover must say how many")
-        if self._reset and not known.can_reset:
+        if self._reset and not adapted.can_reset:
             log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
 
     def summary(self) -> None:
@@ -236,36 +239,58 @@ class FedTU(WrappingStrategy):
         if start_round < 1:
             raise ValueError(f"start_round is {start_round}, expected at least 1")
         run = Run(
-            self._exchanges(grid, timeout),
-            OrderedGrid(grid, self._nodes, self._eligible),
-            dict(train_config or {}),
-            dict(evaluate_config or {}),
-            evaluate_fn,
-            num_rounds,
-            Result(arrays=initial_arrays),
+            exchange=self._exchange(grid, timeout),
+            eligible=OrderedGrid(grid, self._nodes, self._eligible),
+            train_config=dict(train_config or {}),
+            evaluate_config=dict(evaluate_config or {}),
+            evaluate_fn=evaluate_fn,
+            num_rounds=num_rounds,
+            result=Result(arrays=initial_arrays),
         )
+        return self._run(run, start_round)
+
+    def _run(self, run: Run, start_round: int) -> Result:
+        """Do the rounds of a prepared run, and the initial evaluation; see `start`."""
         self._barrier(run, start_round if self._unlearned is None else self._unlearned)
         self.summary()
-        if evaluate_fn is not None and start_round == 1:
-            self._evaluate(evaluate_fn, 0, "initial", initial_arrays, run.result)
+        if run.evaluate_fn is not None and start_round == 1:
+            self._evaluate(run.evaluate_fn, 0, "initial", run.result.arrays, run.result)
         if self._arrivals is not None:
             self._nodes.engaged = self._arrivals.engaged
         try:
-            run.result.arrays = self._rounds(run, start_round, initial_arrays)
+            run.result.arrays = self._rounds(run, start_round, run.result.arrays)
         finally:
             self._nodes.engaged = lambda: ()
         return run.result
 
-    def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
-        """The exchanges of one `start`, with the reply stream where replies are taken one by one."""
-        stage, seed = self._options.stage, self._options.seed
-        numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
-        if self._options.one_by_one:
-            self._arrivals = arriving(grid, self._nodes.client_of, timeout, self._options.durations, self._clock)
-        common = (grid, self._nodes, self._listener, self._keys, stage, seed, timeout)
-        late = self._arrivals, self._options.deadline
-        forms = self._options.fitting, self._options.compression
-        return Exchanges(*common, self._adapted.needs_steps, numbers, bounds, secure, *late, *forms)
+    def _exchange(self, grid: Grid, timeout: float) -> Exchange:
+        """How the exchanges of one `start` are held; makes the reply stream where replies are taken one by one."""
+        options, client_of = self._options, self._nodes.client_of
+        collection, masking, encoding = AllAtOnce(grid=grid, client_of=client_of), Unmasked(), FullModels()
+        if options.one_by_one:
+            self._arrivals = arriving(grid, client_of, timeout, options.durations, self._clock)
+            collection = OneByOne(stream=self._arrivals, listener=self._listener, deadline=options.deadline)
+        if options.secure is not None:
+            masking = SecureExchange(grid=grid, client_of=client_of, settings=options.secure)
+        if options.compression is not None:
+            encoding = options.compression
+        if options.fitting is not None:
+            encoding = FittedModels(options.fitting, encoding)
+        return Exchange(
+            grid=grid,
+            nodes=self._nodes,
+            listener=self._listener,
+            keys=self._keys,
+            stage=options.stage,
+            seed=options.seed,
+            timeout=timeout,
+            collection=collection,
+            masking=masking,
+            encoding=encoding,
+            needs_steps=self._adapted.needs_steps,
+            numbers=options.numbers,
+            bounds=options.bounds,
+        )
 
     def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
         """All planned rounds, and further ones while requests are pending: the final model."""
@@ -287,7 +312,7 @@ class FedTU(WrappingStrategy):
         """One round: unlearning if requests are due, training, evaluation, checkpoint; returns the new model."""
         began = time.monotonic()
         self._listener.round_started(server_round, max(run.num_rounds, server_round))
-        run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
+        run.partition_to_node = self._nodes.refresh(run.exchange.grid, retry=True)
         if waiting or again or self._requests.cover_due(server_round):
             unlearn = self._unlearn_covered if self._options.cover else self._unlearn
             arrays, served = unlearn(run, server_round, arrays, waiting, again)
@@ -308,7 +333,7 @@ class FedTU(WrappingStrategy):
         return arrays
 
     def _barrier(self, run: Run, server_round: int) -> None:
-        """From this round on ignore error-feedback residuals that clients kept from earlier rounds."""
+        """From this round on clients drop the error-feedback residuals that they kept from earlier rounds."""
         self._unlearned = server_round
         if self._options.compression is not None:
             run.train_config[message_keys.UNLEARNED_ROUND] = server_round
@@ -325,32 +350,32 @@ class FedTU(WrappingStrategy):
         again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
         """Hold the FedTU exchange; returns the new arrays, and whether any request was served, first or `again`."""
-        known = {r.request_id for r in again}
+        served_before = {r.request_id for r in again}
         asking = by_client([*waiting, *again])
         expected = arrays if self._serving.models_travel else None
-        messages = self._demands(run, server_round, expected, asking, known)
+        messages = self._demands(run, server_round, expected, asking, served_before)
         good: list[Answer] = []
-        for verdict in run.exchanges.hold("unlearn", server_round, messages, expected):
+        for verdict in run.exchange.hold("unlearn", server_round, messages, expected):
             asked = asking[verdict.partition]
             if verdict.reply is not None:
                 good.append(self._answer(verdict.partition, verdict.reply, asked))
                 continue
             for request in asked:
-                if request.request_id not in known:
+                if request.request_id not in served_before:
                     self._requests.failed(request, server_round, verdict.reason)
         if not good:
             return arrays, False
-        train_again = partial(run.exchanges.train_again, server_round, run.train_config)
+        train_again = partial(run.exchange.train_again, server_round, run.train_config)
         private = self._options.private_mean
         if private is None:
             served = self._serving.serve(server_round, arrays, good, train_again)
         else:
             served = self._serving.serve_privately(server_round, arrays, good, private, asked=len(messages))
         for client, reason in served.refused.items():
-            run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
-            self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
-        told = [self._note_served(server_round, asking[c], known, info) for c, info in served.info.items()]
-        if any(told) and self._reset:
+            run.exchange.warn(server_round, "client %d cannot be erased: %s", client, reason)
+            self._fail(server_round, client, [r for r in asking[client] if r.request_id not in served_before], reason)
+        first = [self._note_served(server_round, asking[c], served_before, info) for c, info in served.info.items()]
+        if any(first) and self._reset:
             self._adapted.reset_state()
         return served.arrays, bool(served.info)
 
@@ -363,9 +388,9 @@ class FedTU(WrappingStrategy):
         again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
         """Hold the FedTU exchange as a secure sum over clients that ask and others as cover; returns as `_unlearn`."""
-        known = {r.request_id for r in again}
+        served_before = {r.request_id for r in again}
         asking = by_client([*waiting, *again])
-        messages = self._demands(run, server_round, arrays, asking, known)
+        messages = self._demands(run, server_round, arrays, asking, served_before)
         messages += self._covers(run, server_round, arrays, asking)
         private = self._options.private_mean
         if private is not None:
@@ -374,15 +399,15 @@ class FedTU(WrappingStrategy):
         hidden = self._requests.hidden
         if len(messages) < self._options.cover:
             text = "%d clients can take part, %d are to cover those that ask to forget"
-            run.exchanges.warn(server_round, text, len(messages), self._options.cover)
+            run.exchange.warn(server_round, text, len(messages), self._options.cover)
             if hidden:
                 return arrays, False
-        summed = run.exchanges.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=hidden)
-        for client in set(asking) & {run.exchanges.partition(m) for m in messages} - set(summed.survivors):
+        summed = run.exchange.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=hidden)
+        for client in set(asking) & {run.exchange.partition(m) for m in messages} - set(summed.survivors):
             reason = summed.left_out.get(client, summed.fault)
-            for request in [r for r in asking[client] if r.request_id not in known]:
+            for request in [r for r in asking[client] if r.request_id not in served_before]:
                 self._requests.failed(request, server_round, reason)
-        first = [self._note_served(server_round, asking[c], known, {}) for c in asking if c in summed.survivors]
+        first = [self._note_served(server_round, asking[c], served_before, {}) for c in asking if c in summed.survivors]
         changed = not summed.fault and summed.weight > 0
         new = moved(arrays, summed.update if each else summed.update / summed.weight) if changed else arrays
         if hidden and summed.terms is not None:
@@ -395,7 +420,7 @@ class FedTU(WrappingStrategy):
         """Report the outcome of an exchange to a source of hidden requests."""
         assert summed.terms is not None
         session = summed.terms.session
-        commitments = {client: str(told.get(stage_keys.COMMITMENT, "")) for client, told in summed.told.items()}
+        commitments = {client: str(texts.get(stage_keys.COMMITMENT, "")) for client, texts in summed.texts.items()}
         if summed.fault:
             self._requests.cover_failed(server_round, session, commitments, summed.fault)
             return
@@ -412,7 +437,7 @@ class FedTU(WrappingStrategy):
             drawn = random.sample(others, min(missing, len(others)))
         messages = []
         for node in drawn:
-            config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
+            config = run.exchange.config(server_round, {**run.train_config, **self._options.unlearn_config})
             config[message_keys.COVER] = True
             content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
             messages.append(Message(content, dst_node_id=node, message_type=self._serving.message_type))
@@ -424,24 +449,24 @@ class FedTU(WrappingStrategy):
         server_round: int,
         model: ArrayRecord | None,
         asking: Mapping[int, Sequence[UnlearnRequest]],
-        known: Collection[str],
+        served_before: Collection[str],
     ) -> list[Message]:
-        """Messages to all connected clients with requests; requests of absent clients fail, except the `known` ones."""
+        """Messages to the connected clients with requests; new requests of clients that are not connected fail."""
         records = {} if model is None else {self._keys.arrays: model}
-        records |= self._serving.beside(asking)
+        records |= self._serving.further_records(asking)
         messages = []
         for client, asked in asking.items():
             node = run.partition_to_node.get(client)
             if node is None:
-                new = [r for r in asked if r.request_id not in known]
+                new = [r for r in asked if r.request_id not in served_before]
                 if new:
-                    run.exchanges.warn(server_round, "client %d asks to forget but is not connected", client)
+                    run.exchange.warn(server_round, "client %d asks to forget but is not connected", client)
                     self._fail(server_round, client, new, "not connected")
                 continue
             named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
             stage = self._options.stage
             log(INFO, "[%s] round %d: client %d is asked to forget: %s", stage, server_round, client, named)
-            config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
+            config = run.exchange.config(server_round, {**run.train_config, **self._options.unlearn_config})
             config.update(config_of(asked))
             if self._options.cover:
                 config[message_keys.COVER] = True
@@ -450,21 +475,25 @@ class FedTU(WrappingStrategy):
         return messages
 
     def _answer(self, client: int, reply: Message, asked: Sequence[UnlearnRequest]) -> Answer:
-        """A valid reply as the protocol takes it, weighted by the records that the client was asked to forget."""
+        """A valid reply as an `Answer`, weighted by the records that the client was asked to forget."""
         model = reply.content.array_records[self._keys.arrays] if self._serving.models_travel else None
         numbers = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
         return Answer(client, model, sum(r.num_records for r in asked), numbers)
 
     def _note_served(
-        self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
+        self,
+        server_round: int,
+        asked: Sequence[UnlearnRequest],
+        served_before: Collection[str],
+        info: Mapping[str, Any],
     ) -> bool:
-        """Report requests as served, or served again if `known`; returns whether any was served first."""
+        """Report requests as served, or served again if `served_before`; returns whether any was served first."""
         for request in asked:
-            if request.request_id in known:
+            if request.request_id in served_before:
                 self._requests.served_again(request, server_round, info)
             else:
                 self._requests.served(request, server_round, info)
-        return any(request.request_id not in known for request in asked)
+        return any(request.request_id not in served_before for request in asked)
 
     def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
         """Report that requests failed for a reason other than the client's reply."""
@@ -484,8 +513,7 @@ class FedTU(WrappingStrategy):
             self._serving.remember(server_round, arrays, super().state_dict(), updates)
         elif good:
             models = [reply.content.array_records[self._keys.arrays] for reply in replies]
-            told = {"clients": len(verdicts), "population": run.drawn_from}
-            mean = private.train(server_round, arrays, models, **told)
+            mean = private.train(server_round, arrays, models, clients=len(verdicts), population=run.drawn_from)
             replies = [private.reply(mean, self._keys.arrays, self._keys.weight)]
         if not good:
             return arrays, {}
@@ -502,17 +530,17 @@ class FedTU(WrappingStrategy):
         """Let `inner` sample clients, have them train, and return their checked replies."""
         able, least = len(run.eligible.get_node_ids()), max(1, self._adapted.min_train_nodes)
         if able == 0:
-            run.exchanges.warn(server_round, "no client may be sampled")
+            run.exchange.warn(server_round, "no client may be sampled")
             return []
         if able < least <= len(run.partition_to_node):  # Flower would wait for ever
             text = "no training: %d clients may be sampled, at least %d must take part"
-            run.exchanges.warn(server_round, text, able, least)
+            run.exchange.warn(server_round, text, able, least)
             return []
         private = self._options.private_mean
         seed = self._options.seed if private is None else private.sampling_seed(self._options.seed)
         enough = able >= max(least, self._adapted.min_available_nodes)  # else Flower waits for more
         with seeded(seed, self._options.stage, server_round, "train"), run.eligible.held(enough):
-            config = run.exchanges.config(server_round, run.train_config)
+            config = run.exchange.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
         drawing = None if self._options.sampling is None else self._drawing(server_round)
         if drawing is not None:
@@ -523,12 +551,12 @@ class FedTU(WrappingStrategy):
         run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
         if private is not None and self._options.secure is not None and messages:
             private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
-        verdicts = run.exchanges.hold("train", server_round, messages, arrays, enough=wanted)
+        verdicts = run.exchange.hold("train", server_round, messages, arrays, enough=wanted)
         if drawing is not None and messages:
-            cuts = drawing.hear(verdicts, run.exchanges.bounds, self._keys.weight)
-            run.exchanges.tell_cuts(server_round, cuts)
+            clipped = drawing.hear(verdicts, run.exchange.bounds, self._keys.weight)
+            run.exchange.report_clipped(server_round, clipped)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
-            run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
+            run.exchange.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
 
     def _drawing(self, server_round: int) -> Drawing:
@@ -540,13 +568,13 @@ class FedTU(WrappingStrategy):
         self, run: Run, server_round: int, drawing: Drawing, messages: Sequence[Message], least: int
     ) -> list[Message]:
         """Send `messages` to the selected clients instead; none where fewer than `least` are selected."""
-        reach = partial(run.exchanges.reach, server_round, within=self._options.available_within)
-        found = drawing.redirect(messages, run.eligible.partitions(), reach)
-        if len(found) < len(messages):
-            run.exchanges.warn(server_round, "%d clients are there, %d were to train", len(found), len(messages))
-        if len(found) >= least:
-            return found
-        run.exchanges.warn(server_round, "no training: at least %d must take part", least)
+        reach = partial(run.exchange.reach, server_round, within=self._options.available_within)
+        redirected = drawing.redirect(messages, run.eligible.partitions(), reach)
+        if len(redirected) < len(messages):
+            run.exchange.warn(server_round, "%d clients are there, %d were to train", len(redirected), len(messages))
+        if len(redirected) >= least:
+            return redirected
+        run.exchange.warn(server_round, "no training: at least %d must take part", least)
         return []
 
     def _evaluate_on_clients(self, run: Run, server_round: int, arrays: ArrayRecord) -> None:
@@ -554,20 +582,20 @@ class FedTU(WrappingStrategy):
         if self._adapted.fraction_evaluate == 0.0 or not run.eligible.get_node_ids():
             return
         with seeded(self._options.seed, self._options.stage, server_round, "evaluate"):
-            config = run.exchanges.config(server_round, run.evaluate_config)
+            config = run.exchange.config(server_round, run.evaluate_config)
             messages = list(self.inner.configure_evaluate(server_round, arrays, config, run.eligible))
-        verdicts = run.exchanges.hold("evaluate", server_round, messages, None)
+        verdicts = run.exchange.hold("evaluate", server_round, messages, None)
         replies = [v.reply for v in verdicts if v.reply is not None]
         metrics = self.inner.aggregate_evaluate(server_round, replies) if replies else None
         keep_metrics(metrics, run.result.evaluate_metrics_clientapp, server_round)
 
     def _evaluate(
-        self, evaluate: Evaluate, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
+        self, evaluate: Evaluate, server_round: int, phase: str, arrays: ArrayRecord, result: Result | None = None
     ) -> None:
         """Evaluate on the server between the callbacks `evaluating` and `evaluated`."""
         began = time.monotonic()
-        self._listener.evaluating(server_round, moment)
+        self._listener.evaluating(server_round, phase)
         metrics = evaluate(server_round, arrays)
         if metrics is not None and result is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
-        self._listener.evaluated(server_round, moment, dict(metrics or {}), time.monotonic() - began)
+        self._listener.evaluated(server_round, phase, dict(metrics or {}), time.monotonic() - began)

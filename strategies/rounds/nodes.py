@@ -91,7 +91,7 @@ class NodeMap:
         self._roster = roster
         self._silent: set[int] = set()
         self._partitions, self._identities, self._set_aside = partitions, identities, set_aside
-        self._told_of: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         self.answers: dict[int, RecordDict] = {}
         self.engaged: Callable[[], Collection[int]] = lambda: ()
 
@@ -179,10 +179,10 @@ class NodeMap:
         wanted = max(self._expected, self._min_nodes)
         while len(nodes := list(grid.get_node_ids())) < wanted:
             if time.monotonic() >= deadline:
-                told = f"{len(nodes)} of {wanted} clients connected within {self._wait_s:.0f} s"
+                connected = f"{len(nodes)} of {wanted} clients connected within {self._wait_s:.0f} s"
                 if len(nodes) < self._min_nodes:
-                    raise NodeMapError(f"{told}; at least {self._min_nodes} are needed")
-                log(WARNING, "%s; the others can join later", told)
+                    raise NodeMapError(f"{connected}; at least {self._min_nodes} are needed")
+                log(WARNING, "%s; the others can join later", connected)
                 break
             time.sleep(min(1.0, self._wait_s))
         self._expected = self._min_nodes
@@ -192,24 +192,24 @@ class NodeMap:
         """Take over those of `new` that the roster knows; returns the others, which must be asked."""
         roster = {} if self._roster is None else self._roster()
         beyond = {n for n in new if self._partitions is not None and roster.get(n, -1) >= self._partitions}
-        self._tell_of_those_beyond([roster[n] for n in beyond - self._silent])
+        self._warn_of_unexpected([roster[n] for n in beyond - self._silent])
         self._silent |= beyond
-        known = sorted((n for n in new if n in roster and n not in beyond), key=lambda n: roster[n])
-        if len(known) < 3:
+        in_roster = sorted((n for n in new if n in roster and n not in beyond), key=lambda n: roster[n])
+        if len(in_roster) < 3:
             return [n for n in new if n not in beyond]
-        asked = [known[0], known[-1]]
+        asked = [in_roster[0], in_roster[-1]]
         with suppress(NodeMapError):  # that these two are silent says nothing of the others
             self._ask(grid, asked, connected)
         if all(self._partition.get(node) == roster[node] for node in asked):
-            for node in known:
+            for node in in_roster:
                 if roster[node] not in self._node:
                     self._enter(roster[node], node)
         else:
             log(WARNING, "the simulation did not confirm which nodes hold which partitions: all are asked")
         return [n for n in new if n not in self._partition and n not in beyond and n not in asked]
 
-    def _tell_of_those_beyond(self, partitions: Sequence[int]) -> None:
-        """Warn of nodes that claim partitions which there are not."""
+    def _warn_of_unexpected(self, partitions: Sequence[int]) -> None:
+        """Warn of nodes that claim partitions beyond the expected number."""
         if partitions:
             low, high = min(partitions), max(partitions)
             which = f"{low} to {high}" if len(partitions) > 1 else str(low)
@@ -240,7 +240,7 @@ class NodeMap:
                 self._silent.add(node)
                 continue
             claims.setdefault(partition, {})[node] = answer.content
-        self._tell_of_those_beyond(beyond)
+        self._warn_of_unexpected(beyond)
         keys = {info.node_id: info.public_key for info in grid.get_nodes()} if claims and self._identities else {}
         for partition, claimants in sorted(claims.items()):
             refused = self._refused(partition, list(claimants), keys, connected)
@@ -277,8 +277,8 @@ class NodeMap:
     def _refuse(self, partition: int, node: int, reason: str) -> None:
         """Set a node aside, with one warning for each claim."""
         self._silent.add(node)
-        if (partition, node) not in self._told_of:
-            self._told_of.add((partition, node))
+        if (partition, node) not in self._reported:
+            self._reported.add((partition, node))
             log(WARNING, "node %d is set aside, it is not client %d: %s", node, partition, reason)
             if self._set_aside is not None:
                 self._set_aside(partition, node, reason)
@@ -341,8 +341,8 @@ class OrderedGrid(PassingGrid):
         """Node id by partition of the eligible nodes, in partition order."""
         if self._held is not None:
             return self._held
-        known = self._nodes.refresh(self._grid)
-        return {p: node for p, node in known.items() if self._eligible is None or self._eligible(p)}
+        connected = self._nodes.refresh(self._grid)
+        return {p: node for p, node in connected.items() if self._eligible is None or self._eligible(p)}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from strategies import message_keys
 from strategies.replies import answers
 from strategies.rounds.simulated_durations import Durations
+from strategies.stateful import Stateful
 
 EXCHANGE, FLIGHT = "exchange", "flight"
 """Groups of messages: of an exchange that waits for its replies, and of asynchronous training."""
@@ -73,8 +74,8 @@ Arrived = tuple[Sent, Message | None]
 """A sent message with its reply, None where none came."""
 
 
-class Arrivals(ABC):
-    """Sends messages, and hands out replies as they come."""
+class Arrivals(Stateful, ABC):
+    """Sends messages, and hands out replies as they come. The machine's clock has no state."""
 
     @property
     @abstractmethod
@@ -129,15 +130,6 @@ class Arrivals(ABC):
         """Node ids of clients that are at work, so that a query to them would have to wait."""
         return ()
 
-    def state_dict(self) -> dict[str, NDArray]:
-        """State for a checkpoint; empty for the machine's clock."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
-        """Restore a `state_dict`; ValueError for a state where there is none."""
-        if state:
-            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
-
 
 class RealArrivals(Arrivals):
     """Reply stream by the machine's clock, which starts at 0 when the object is made.
@@ -183,11 +175,11 @@ class RealArrivals(Arrivals):
     def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
         while True:
             self._poll()
-            found = [arrived for arrived in self._came if arrived[0].group == group]
-            if found:
-                found = sorted(found, key=lambda arrived: arrived[0].client)[:most]
-                self._came = [arrived for arrived in self._came if arrived not in found]
-                return found
+            ready = [arrived for arrived in self._came if arrived[0].group == group]
+            if ready:
+                ready = sorted(ready, key=lambda arrived: arrived[0].client)[:most]
+                self._came = [arrived for arrived in self._came if arrived not in ready]
+                return ready
             if not self.underway(group) or (left := until - self.now) <= 0:
                 return []
             time.sleep(min(self._pause, left))
@@ -261,18 +253,18 @@ class SimulatedArrivals(Arrivals):
         underway = self.underway(group)
         if not underway:
             return []
-        moment = max(self._now, min(one.due for one in underway))
-        if moment > max(self._now, until):
+        next_time = max(self._now, min(one.due for one in underway))
+        if next_time > max(self._now, until):
             self._now = max(self._now, until)
             return []
-        self._now = moment
-        found = sorted((one for one in underway if one.due <= moment), key=lambda one: (one.due, one.client))[:most]
-        self._open = [one for one in self._open if one not in found]
-        replies = self._replies([one.message for one in found if one.message is not None and not one.void])
-        for one in found:
+        self._now = next_time
+        ready = sorted((one for one in underway if one.due <= next_time), key=lambda one: (one.due, one.client))[:most]
+        self._open = [one for one in self._open if one not in ready]
+        replies = self._replies([one.message for one in ready if one.message is not None and not one.void])
+        for one in ready:
             if one.void and one.message is not None:
                 self._forgotten.add(one.message.metadata.message_id)
-        return [(one, replies.get(id(one.message))) for one in found]
+        return [(one, replies.get(id(one.message))) for one in ready]
 
     def forget(self, sent: Sent) -> None:
         self._open = [one for one in self._open if one is not sent]
@@ -300,7 +292,7 @@ class SimulatedArrivals(Arrivals):
         self._open = [Sent(int(c), _GROUPS[int(g)], None, self._now, due, void=True) for c, g, due in rows]
 
     def _finish(self, client: int, message: Message) -> float:
-        """When the reply of a client to a message comes, after whatever it is doing."""
+        """Time at which a client replies to a message, after the work that it is still doing."""
         config = message.content.config_records.get(message_keys.CONFIG, {})
         stage, server_round = str(config.get(message_keys.STAGE, "")), int(config.get(message_keys.SERVER_ROUND, 0))  # type: ignore[arg-type]
         free = max((one.due for one in self._open if one.client == client), default=self._now)
@@ -354,56 +346,3 @@ def arriving(
     arrivals = SimulatedArrivals(grid, who, durations, patience=patience)
     arrivals.load_state_dict(state)
     return arrivals
-
-
-def collect(
-    arrivals: Arrivals,
-    messages: Sequence[Message],
-    until: float,
-    enough: int,
-    *,
-    progress: Callable[[int], None] = lambda count: None,
-    too_late: Callable[[int], None] = lambda client: None,
-) -> tuple[list[tuple[Message, Message | None]], list[Message]]:
-    """Send messages and wait for enough replies, or until a time on the clock.
-
-    Parameters
-    ----------
-    arrivals : Arrivals
-    messages : sequence of Message
-    until : float
-        Time on the clock of `arrivals`.
-    enough : int
-        Replies without an error to wait for; replies that come at the same time are taken together.
-    progress : callable (int), optional
-        Called with the number of replies so far.
-    too_late : callable (client), optional
-        Called for each reply to an earlier exchange, which is discarded.
-
-    Returns
-    -------
-    received : list of (Message, Message or None)
-        Messages with their replies, in the order of arrival.
-    missing : list of Message
-        Messages that are not waited for any more, by client.
-    """
-    underway = set(arrivals.send(messages, EXCHANGE))
-    came: list[tuple[Message, Message | None]] = []
-    good = 0
-    while underway and good < enough and (found := arrivals.wait(until, EXCHANGE)):
-        for sent, reply in found:
-            if sent not in underway or sent.message is None:
-                too_late(sent.client)
-                continue
-            underway.discard(sent)
-            came.append((sent.message, reply))
-            good += reply is not None and not reply.has_error()
-        progress(len(came))
-    for sent in underway:
-        sent.void = True
-    return came, [sent.message for sent in _in_order(underway) if sent.message is not None]
-
-
-def _in_order(sent: Iterable[Sent]) -> list[Sent]:
-    """Sorted by client."""
-    return sorted(sent, key=lambda one: one.client)

@@ -51,10 +51,10 @@ class UnlearnRequest:
 
 def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnRequest]]:
     """Group requests by client, each group ordered by request id; clients in the order of their first request."""
-    found: dict[int, list[UnlearnRequest]] = {}
+    grouped: dict[int, list[UnlearnRequest]] = {}
     for request in requests:
-        found.setdefault(request.node, []).append(request)
-    return {client: sorted(asked, key=lambda r: r.request_id) for client, asked in found.items()}
+        grouped.setdefault(request.node, []).append(request)
+    return {client: sorted(own, key=lambda r: r.request_id) for client, own in grouped.items()}
 
 
 def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from strategies import message_keys
-from strategies.rounds.exchange import Exchanges
+from strategies.rounds.exchange import Exchange
 from strategies.rounds.nodes import OrderedGrid
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -29,13 +29,13 @@ def keep_metrics(metrics: MetricRecord | None, results: dict[int, MetricRecord],
         results[server_round] = metrics
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Run:
     """What stays the same during one `start`, and who is connected in the current round.
 
     Attributes
     ----------
-    exchanges : Exchanges
+    exchange : Exchange
     eligible : OrderedGrid
         The clients that may train.
     train_config, evaluate_config : dict
@@ -47,7 +47,7 @@ class Run:
     drawn_from : int
     """
 
-    exchanges: Exchanges
+    exchange: Exchange
     eligible: OrderedGrid
     train_config: dict[str, Any]
     evaluate_config: dict[str, Any]

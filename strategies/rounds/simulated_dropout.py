@@ -39,7 +39,7 @@ class ChurningGrid(PassingGrid):
             raise ValueError(f"share is {share}, expected 0 <= share < 1")
         super().__init__(grid)
         self._share, self._seed = share, seed
-        self._moment: tuple[object, object] | None = None
+        self._current_round: tuple[object, object] | None = None
         self._away: frozenset[int] = frozenset()
         self._lost: dict[str, Message] = {}
         self._unsent: set[str] = set()
@@ -57,24 +57,24 @@ class ChurningGrid(PassingGrid):
         lost = [m for m in messages if m.metadata.dst_node_id in self._away]
         never = {id(m) for m in lost if self._random("never", m.metadata.dst_node_id).random() < 0.5}
         sent = [m for m in messages if id(m) not in never]
-        known = dict(zip(map(id, sent), self._grid.push_messages(sent), strict=True)) if sent else {}
+        ids = dict(zip(map(id, sent), self._grid.push_messages(sent), strict=True)) if sent else {}
         for message in lost:
-            identifier = known.setdefault(id(message), f"lost-{next(self._numbers)}")
+            identifier = ids.setdefault(id(message), f"lost-{next(self._numbers)}")
             set_message_id(message, identifier)
             self._lost[identifier] = message
             if id(message) in never:
                 self._unsent.add(identifier)
-        return [known[id(message)] for message in messages]
+        return [ids[id(message)] for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies that have come, with errors in place of lost ones."""
-        asked = list(message_ids)
-        unsent = [i for i in asked if i in self._unsent]
-        there = [i for i in asked if i not in self._unsent]
-        found = list(self._grid.pull_messages(there)) if there else []
-        answers = [m for m in found if m.metadata.reply_to_message_id not in self._lost]
-        gone = unsent + [i for m in found if (i := m.metadata.reply_to_message_id) in self._lost]
-        for identifier in gone:
+        awaited = list(message_ids)
+        unsent = [i for i in awaited if i in self._unsent]
+        delivered = [i for i in awaited if i not in self._unsent]
+        replies = list(self._grid.pull_messages(delivered)) if delivered else []
+        answers = [m for m in replies if m.metadata.reply_to_message_id not in self._lost]
+        failed = unsent + [i for m in replies if (i := m.metadata.reply_to_message_id) in self._lost]
+        for identifier in failed:
             self._unsent.discard(identifier)
             error = Message(Error(NODE_UNAVAILABLE, "Node unavailable"), reply_to=self._lost.pop(identifier))
             set_sender(error, SUPERLINK_NODE_ID)
@@ -86,14 +86,14 @@ class ChurningGrid(PassingGrid):
         raise NotImplementedError("wrap a ChurningGrid in a grid that waits for answers")
 
     def _pass_time(self, message: Message) -> None:
-        """Choose anew who is away, with the first message of a round."""
+        """With the first message of a round, sample the nodes that are away in it."""
         config = message.content.config_records.get(message_keys.CONFIG, {})
-        moment = config.get(message_keys.STAGE), config.get(message_keys.SERVER_ROUND)
-        if None not in moment and moment != self._moment:
-            self._moment = moment
+        stage_and_round = config.get(message_keys.STAGE), config.get(message_keys.SERVER_ROUND)
+        if None not in stage_and_round and stage_and_round != self._current_round:
+            self._current_round = stage_and_round
             nodes = sorted(self._grid.get_node_ids())
             self._away = frozenset(self._random("away").sample(nodes, round(self._share * len(nodes))))
 
     def _random(self, *labels: object) -> random.Random:
         """A random generator that seed, stage, round and labels determine."""
-        return random.Random("/".join(map(str, (self._seed, "churn", self._moment, *labels))))
+        return random.Random("/".join(map(str, (self._seed, "churn", self._current_round, *labels))))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
-from strategies import message_keys
-from strategies.rules.server_step import ServerStep
+from strategies.rules.server_rule import ServerRule
+from strategies.stateful import Stateful
 
 
-class ForeignStrategy:
-    """Adapter to a Flower strategy that is not a `ServerStep`, with a default for each attribute that it lacks.
+class ForeignStrategy(ServerRule):
+    """Adapter to a Flower strategy that is no `ServerRule`, with that class's default for each attribute it lacks.
 
     This is the only place that looks at such attributes. They are read once, when it is made.
 
@@ -26,13 +26,13 @@ class ForeignStrategy:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self.arrayrecord_key: str = getattr(strategy, "arrayrecord_key", message_keys.ARRAYS)
-        self.configrecord_key: str = getattr(strategy, "configrecord_key", message_keys.CONFIG)
-        self.weighted_by_key: str = getattr(strategy, "weighted_by_key", message_keys.NUM_EXAMPLES)
-        self.needs_steps: bool = getattr(strategy, "needs_steps", False)
-        self.min_train_nodes: int = getattr(strategy, "min_train_nodes", 1)
-        self.min_available_nodes: int = getattr(strategy, "min_available_nodes", 1)
-        self.fraction_evaluate: float = getattr(strategy, "fraction_evaluate", 1.0)
+        self.arrayrecord_key = getattr(strategy, "arrayrecord_key", self.arrayrecord_key)
+        self.configrecord_key = getattr(strategy, "configrecord_key", self.configrecord_key)
+        self.weighted_by_key = getattr(strategy, "weighted_by_key", self.weighted_by_key)
+        self.needs_steps = getattr(strategy, "needs_steps", self.needs_steps)
+        self.min_train_nodes = getattr(strategy, "min_train_nodes", self.min_train_nodes)
+        self.min_available_nodes = getattr(strategy, "min_available_nodes", self.min_available_nodes)
+        self.fraction_evaluate = getattr(strategy, "fraction_evaluate", self.fraction_evaluate)
         self.can_reset = hasattr(strategy, "reset_state")
 
     def reset_state(self) -> None:
@@ -40,11 +40,11 @@ class ForeignStrategy:
         if self.can_reset:
             self._strategy.reset_state()  # type: ignore[attr-defined]
 
-    def state_dict(self) -> Mapping[str, np.ndarray]:
+    def state_dict(self) -> dict[str, NDArray]:
         """The strategy's `state_dict`; empty if it has none."""
-        return self._strategy.state_dict() if hasattr(self._strategy, "state_dict") else {}  # type: ignore[attr-defined]
+        return dict(self._strategy.state_dict()) if hasattr(self._strategy, "state_dict") else {}  # type: ignore[attr-defined]
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
         """Restore a `state_dict`; ValueError for a state that the strategy cannot load."""
         if hasattr(self._strategy, "load_state_dict"):
             self._strategy.load_state_dict(state)  # type: ignore[attr-defined]
@@ -70,12 +70,12 @@ class ForeignStrategy:
             strategy = getattr(strategy, "strategy", None)
 
 
-class WrappingStrategy(Strategy):
+class WrappingStrategy(Strategy, Stateful):
     """Forwards every call to `inner`, which may be any Flower strategy."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
-        self._adapted = inner if isinstance(inner, ServerStep) else ForeignStrategy(inner)
+        self._adapted = inner if isinstance(inner, ServerRule) else ForeignStrategy(inner)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -103,11 +103,11 @@ class WrappingStrategy(Strategy):
         """As `inner`."""
         self.inner.summary()
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, NDArray]:
         """The state of `inner`; empty if it has none."""
-        return dict(self._adapted.state_dict())
+        return self._adapted.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
         """Restore a `state_dict`; ValueError when `inner` cannot load it."""
         self._adapted.load_state_dict(state)
 

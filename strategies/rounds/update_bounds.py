@@ -32,13 +32,13 @@ class Clipped:
     client : int
     what : str
         `weight` or `norm`.
-    told, used : float
+    reported, used : float
         The reported value and the one that counts.
     """
 
     client: int
     what: str
-    told: float
+    reported: float
     used: float
 
 
@@ -99,21 +99,21 @@ class Bounds:
             With refused replies taken out.
         clipped : list of Clipped
         """
-        found, cuts = list(verdicts), list[Clipped]()
+        checks, clipped = list(verdicts), list[Clipped]()
         if sent is not None and self.max_update_norm is not None:
-            found, cuts = self._shortened(kind, found, sent, arrays_key)
-        weights = {v.partition: _weight(v, weight_key) for v in found if v.reply is not None}
+            checks, clipped = self._shortened(kind, checks, sent, arrays_key)
+        weights = {v.partition: _weight(v, weight_key) for v in checks if v.reply is not None}
         allowed = self.weights(weights, shared=kind in AVERAGED)
-        for verdict in found:
+        for verdict in checks:
             if verdict.reply is not None and allowed[verdict.partition] != weights[verdict.partition]:
-                told, used = weights[verdict.partition], allowed[verdict.partition]
+                reported, used = weights[verdict.partition], allowed[verdict.partition]
                 set_weight(verdict, weight_key, used)
-                cuts.append(Clipped(verdict.partition, "weight", told, used))
-        return found, cuts
+                clipped.append(Clipped(verdict.partition, "weight", reported, used))
+        return checks, clipped
 
-    def weights(self, told: Mapping[int, float], *, shared: bool = True) -> dict[int, float]:
+    def weights(self, reported: Mapping[int, float], *, shared: bool = True) -> dict[int, float]:
         """Weights that count, of those that the clients reported; with `shared` capped as shares of one average."""
-        capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in told.items()}
+        capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in reported.items()}
         return self.shared(capped) if shared else capped
 
     def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
@@ -124,33 +124,35 @@ class Bounds:
         self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord, arrays_key: str
     ) -> tuple[list[ReplyCheck], list[Clipped]]:
         """Refuse updates that are too long to be honest, and clip those far above the median length."""
-        found, cuts, length = list[ReplyCheck](), list[Clipped](), norm(sent)
+        checks, clipped, length = list[ReplyCheck](), list[Clipped](), norm(sent)
         lengths, most = dict[int, float](), dict[int, float]()
         for verdict in verdicts:
             client = verdict.partition
             if verdict.reply is None:
-                found.append(verdict)
+                checks.append(verdict)
                 continue
-            told = distance(verdict.reply.content.array_records[arrays_key], sent)
+            moved = distance(verdict.reply.content.array_records[arrays_key], sent)
             most[client] = self.longest(kind, client, length)
-            if told <= most[client]:
-                lengths[client] = told
-                found.append(verdict)
+            if moved <= most[client]:
+                lengths[client] = moved
+                checks.append(verdict)
             else:
-                reason = f"its update has the length {told:.3g}; no training here can give one above {most[client]:.3g}"
-                found.append(ReplyCheck(client, None, reason))
+                reason = (
+                    f"its update has the length {moved:.3g}; no training here can give one above {most[client]:.3g}"
+                )
+                checks.append(ReplyCheck(client, None, reason))
         if kind != "train" or len(lengths) < 2 or self.max_update_norm is None:
-            return found, cuts
+            return checks, clipped
         usual = self.max_update_norm * statistics.median_low(lengths.values())
-        for verdict in found:
+        for verdict in checks:
             if verdict.reply is None:
                 continue
             limit = max(usual, self.free_share * most[verdict.partition])
-            if (told := lengths[verdict.partition]) > limit:
+            if (moved := lengths[verdict.partition]) > limit:
                 content = verdict.reply.content
-                content[arrays_key] = merged(sent, [content.array_records[arrays_key]], [limit / told])
-                cuts.append(Clipped(verdict.partition, "norm", told, limit))
-        return found, cuts
+                content[arrays_key] = merged(sent, [content.array_records[arrays_key]], [limit / moved])
+                clipped.append(Clipped(verdict.partition, "norm", moved, limit))
+        return checks, clipped
 
 
 def _with_shares(weights: Mapping[int, float], most: float) -> dict[int, float]:

@@ -179,8 +179,8 @@ class _OfRank:
 
     def joined(self, answer: ArrayRecord) -> ArrayRecord:
         """The client's vector in the form of the global one; ValueError if it is not finite."""
-        told = view(answer[self._name])
-        new, change = self._vector.copy(), np.subtract(told, self._own, dtype=np.float64)
+        reply = view(answer[self._name])
+        new, change = self._vector.copy(), np.subtract(reply, self._own, dtype=np.float64)
         with np.errstate(over="ignore"):
             for pair, small, (t, q) in zip(self._pairs, self._form.pairs, self._maps, strict=True):
                 (a, b), (change_a, change_b) = pair.factors(self._vector), small.factors(change)

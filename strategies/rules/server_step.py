@@ -18,11 +18,12 @@ from strategies.arrays import Mean, blocks, finite, store, view, weighted_sum
 from strategies.client_update import ClientUpdate, shares
 from strategies.exact_shares import above
 from strategies.flower_internals import AggregationError, log, valid_replies
+from strategies.rules.server_rule import ServerRule
 
 Floats = NDArray[np.float64]
 
 
-class ServerStep(FlowerFedAvg):
+class ServerStep(FlowerFedAvg, ServerRule):
     """Flower's FedAvg (its sampling, checks and metric averaging) with a server update of its own.
 
     A subclass overrides `step`, or `combine` where it needs more of the clients' updates than their weighted mean, and
@@ -49,10 +50,7 @@ class ServerStep(FlowerFedAvg):
 
     moments: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()
-    needs_steps: ClassVar[bool] = False
-    """Whether every reply must report the number of local steps, above 0."""
-    can_reset: ClassVar[bool] = True
-    """Whether `reset_state` drops the accumulators."""
+    can_reset = True
     takes_mean: ClassVar[bool] = True
     """Whether the clients' models are averaged with weights, so that another `mean` can replace that average."""
 
@@ -136,10 +134,6 @@ class ServerStep(FlowerFedAvg):
     def starts_from(self, arrays: ArrayRecord) -> None:
         """Aggregate next updates of `arrays`, which were sent by other means than `configure_train`."""
         self._sent = arrays
-
-    def refresh_copies(self, arrays: ArrayRecord) -> None:
-        """Take `arrays` as the current model, which another step made. One that keeps no copy has nothing to do."""
-        return None
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

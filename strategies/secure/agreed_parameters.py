@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 WIDEST = 64
 """Bits of the largest modulus."""
@@ -162,20 +162,7 @@ class Terms:
         return cls(**values)
 
 
-_KINDS = {
-    "session": str,
-    "clients": int,
-    "shares": int,
-    "threshold": int,
-    "clipping": float,
-    "bits": int,
-    "max_weight": int,
-    "told": str,
-    "one_each": bool,
-    "norm": float,
-    "noise": float,
-    "counting": float,
-}
+_KINDS = get_type_hints(Terms)
 
 
 def default_shares(clients: int) -> int:
@@ -218,7 +205,7 @@ class SecureSettings:
     follow: Callable[[float, int], None] | None = None
     tell: bool = True
 
-    def terms(self, kind: str, clients: int, told: Sequence[str], numbers: int, *, one_each: bool = False) -> Terms:
+    def terms(self, kind: str, clients: int, tallies: Sequence[str], numbers: int, *, one_each: bool = False) -> Terms:
         """Terms of a new session.
 
         Parameters
@@ -227,7 +214,7 @@ class SecureSettings:
             Kind of exchange.
         clients : int
             Clients that are addressed.
-        told : sequence of str
+        tallies : sequence of str
             Names of the tallies.
         numbers : int
             Length of an update.
@@ -255,7 +242,7 @@ class SecureSettings:
             clipping=self.clipping,
             bits=self.bits,
             max_weight=self.max_weight,
-            told=",".join(told),
+            told=",".join(tallies),
             one_each=one_each,
         )
         return terms if self.private is None else self.private(kind, terms, numbers)

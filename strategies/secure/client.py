@@ -114,8 +114,8 @@ class Participant:
             raise SecureError("the neighbours and their keys do not belong together")
         if not terms.threshold <= len(clients) <= terms.shares:
             raise SecureError(f"{len(clients)} neighbours, expected {terms.threshold} to {terms.shares}")
-        mine = dict(zip(clients, zip(mask_keys, share_keys, strict=True), strict=True)).get(self._me)
-        if mine != (public_of(self._state[w.MASK_KEY]), public_of(self._state[w.SHARE_KEY])):
+        own_keys = dict(zip(clients, zip(mask_keys, share_keys, strict=True), strict=True)).get(self._me)
+        if own_keys != (public_of(self._state[w.MASK_KEY]), public_of(self._state[w.SHARE_KEY])):
             raise SecureError("the server tells others another key than this client's own")
         seed = secrets.token_bytes(SEED_BYTES)
         seed_shares = create_shares(seed, terms.threshold, len(clients))
@@ -193,9 +193,8 @@ class Participant:
         if terms.norm:
             counted = 1
         words = (integers * counted + (0 if noise is None else noise)).astype(np.uint64)
-        beside = (0, 0) if terms.norm else (int(weight > terms.max_weight), clipped)
-        told = [*fixed_point(tallies) * counted, counted, *beside]
-        tail = np.array(told, np.int64).astype(np.uint64)
+        reductions = (0, 0) if terms.norm else (int(weight > terms.max_weight), clipped)
+        tail = np.array([*fixed_point(tallies) * counted, counted, *reductions], np.int64).astype(np.uint64)
         self._mask(words, tail, senders, terms)
         self._state[w.STAGE] = _MASKED
         return ConfigRecord(
@@ -267,10 +266,10 @@ class Participant:
             raise SecureError(f"{len(senders) + 1} clients confirm who is left, at least {terms.threshold} must")
         for sender, cipher in zip(senders, sealed, strict=True):
             try:
-                source, theirs, gone = json.loads(decrypt(self._view_key(sender, terms), cipher))
+                source, their_active, their_dropped = json.loads(decrypt(self._view_key(sender, terms), cipher))
             except (InvalidToken, ValueError):
                 raise SecureError(f"the confirmation of client {sender} cannot be opened") from None
-            if source != sender or set(theirs) & set(dropped) or set(gone) & set(active):
+            if source != sender or set(their_active) & set(dropped) or set(their_dropped) & set(active):
                 raise SecureError(f"client {sender} was told of other survivors: the server lies to one of them")
 
     def _view_key(self, other: int, terms: Terms) -> bytes:
@@ -333,15 +332,15 @@ class Participant:
 
 def _ints(asked: Mapping[str, Any], key: str) -> list[int]:
     """The list of clients under `key`; SecureError if it is none."""
-    found = asked.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in found):
+    clients = asked.get(key, [])
+    if not isinstance(clients, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in clients):
         raise SecureError(f"{key} is no list of clients")
-    return found
+    return clients
 
 
 def _bytes(asked: Mapping[str, Any], key: str) -> list[bytes]:
     """The list of bytes under `key`; SecureError if it is none."""
-    found = asked.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(v, bytes) for v in found):
+    values = asked.get(key, [])
+    if not isinstance(values, list) or not all(isinstance(v, bytes) for v in values):
         raise SecureError(f"{key} is no list of bytes")
-    return found
+    return values

@@ -15,29 +15,35 @@ from strategies import message_keys
 from strategies.arrays import blocks, store, view
 from strategies.replies import ReplyCheck
 from strategies.secure.agreed_parameters import SecureSettings
+from strategies.secure.masking import Masking
 from strategies.secure.server import SecureSum, Summed
 
 TALLIES: Mapping[str, tuple[str, ...]] = {"train": ("train-loss", "train-seconds")}
 """Metrics of a reply that are summed, by kind of exchange."""
 
 
-@dataclass(frozen=True, slots=True)
-class SecureExchange:
+@dataclass(frozen=True, kw_only=True)
+class SecureExchange(Masking):
     """Holds exchanges as secure sums.
 
     Attributes
     ----------
     grid : Grid
-    partition : callable (Message) -> int
+    client_of : callable (Message) -> int
         The client that a message goes to.
     settings : SecureSettings
     """
 
     grid: Grid
-    partition: Callable[[Message], int]
+    client_of: Callable[[Message], int]
     settings: SecureSettings
 
-    def hold(
+    @property
+    def sums(self) -> bool:
+        """Always."""
+        return True
+
+    def sum_up(
         self,
         kind: str,
         messages: Sequence[Message],
@@ -47,35 +53,17 @@ class SecureExchange:
         one_each: bool = False,
         committed: bool = False,
     ) -> Summed:
-        """Hold one exchange.
+        """Hold one exchange; see `Masking.sum_up`.
 
-        Parameters
-        ----------
-        kind : str
-            Kind of exchange.
-        messages : sequence of Message
-        sent : ArrayRecord
-            The model that the clients start from.
-        timeout : float
-            Seconds for the stage in which clients train.
-        one_each : bool
-            Every update counts 1, or 0 for a client that only covers others.
-        committed : bool
-            Leave out clients that send no commitment.
-
-        Returns
-        -------
-        Summed
-            With a `fault` where there is no sum. With adaptive clipping the count is taken out and passed to
-            `settings.follow`.
+        With adaptive clipping the count is taken out of the update and passed to `settings.follow`.
         """
         numbers = sum(math.prod(array.shape) for array in sent.values())
-        tallies = self.tallies(kind)
+        tallies = TALLIES.get(kind, ()) if self.settings.tell else ()
         try:
             terms = self.settings.terms(kind, len(messages), tallies, numbers, one_each=one_each)
         except ValueError as error:
             return Summed(fault=str(error))
-        session = SecureSum(self.grid, self.partition, terms, min(timeout, self.settings.patience))
+        session = SecureSum(self.grid, self.client_of, terms, min(timeout, self.settings.patience))
         if not terms.counting:
             return session.hold(messages, numbers, timeout, committed=committed)
         summed = session.hold(messages, numbers + 1, timeout, committed=committed)
@@ -85,33 +73,29 @@ class SecureExchange:
             self.settings.follow(float(summed.update[-1]) / terms.counting, len(summed.survivors))
         return replace(summed, update=summed.update[:-1])
 
-    def tallies(self, kind: str) -> tuple[str, ...]:
-        """Names of the metrics of a reply that are summed."""
-        return TALLIES.get(kind, ()) if self.settings.tell else ()
 
-    def verdict(self, kind: str, summed: Summed, sent: ArrayRecord, arrays_key: str, weight_key: str) -> ReplyCheck:
-        """The sum as one valid reply, which holds the clients' weighted mean.
+def mean_reply(summed: Summed, sent: ArrayRecord, arrays_key: str, weight_key: str) -> ReplyCheck:
+    """A sum as one valid reply, which holds the clients' weighted mean.
 
-        Parameters
-        ----------
-        kind : str
-        summed : Summed
-            Without a fault and of a weight above 0.
-        sent : ArrayRecord
-            The model that the clients started from.
-        arrays_key, weight_key : str
+    Parameters
+    ----------
+    summed : Summed
+        Without a fault and of a weight above 0.
+    sent : ArrayRecord
+        The model that the clients started from.
+    arrays_key, weight_key : str
 
-        Returns
-        -------
-        ReplyCheck
-            Of the client `message_keys.TOGETHER`.
-        """
-        named = zip(self.tallies(kind), summed.tallies, strict=True)
-        told = {name: value / summed.weight for name, value in named}
-        metrics = MetricRecord({weight_key: float(summed.weight), **told})
-        model = moved(sent, summed.update / summed.weight)
-        content = RecordDict({arrays_key: model, message_keys.METRICS: metrics})
-        return ReplyCheck(message_keys.TOGETHER, Message(content, 1, message_keys.TRAIN))
+    Returns
+    -------
+    ReplyCheck
+        Of the client `message_keys.TOGETHER`.
+    """
+    names = () if summed.terms is None else summed.terms.names
+    means = {name: value / summed.weight for name, value in zip(names, summed.tallies, strict=True)}
+    metrics = MetricRecord({weight_key: float(summed.weight), **means})
+    model = moved(sent, summed.update / summed.weight)
+    content = RecordDict({arrays_key: model, message_keys.METRICS: metrics})
+    return ReplyCheck(message_keys.TOGETHER, Message(content, 1, message_keys.TRAIN))
 
 
 def moved(arrays: ArrayRecord, update: NDArray[np.float64]) -> ArrayRecord:

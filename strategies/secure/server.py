@@ -49,10 +49,10 @@ class Summed:
         Numbers that lay outside the clipping range.
     left_out : mapping of str
         Why other clients are not in it.
-    told : mapping
+    texts : mapping
         Texts that came with the masked vectors, by client.
     fault : str
-        Why there is no sum; then only `terms`, `left_out` and `told` hold.
+        Why there is no sum; then only `terms`, `left_out` and `texts` hold.
     """
 
     terms: Terms | None = None
@@ -63,7 +63,7 @@ class Summed:
     cut: int = 0
     clipped: int = 0
     left_out: Mapping[int, str] = field(default_factory=dict)
-    told: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    texts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     fault: str = ""
 
 
@@ -83,7 +83,7 @@ class SecureSum:
     def __init__(self, grid: Grid, partition: Callable[[Message], int], terms: Terms, patience: float) -> None:
         self._grid, self._partition, self._terms, self._patience = grid, partition, terms, patience
         self._left_out: dict[int, str] = {}
-        self._told: dict[int, Mapping[str, Any]] = {}
+        self._texts: dict[int, Mapping[str, Any]] = {}
 
     def hold(
         self,
@@ -131,7 +131,7 @@ class SecureSum:
             return vector
 
         vectors = self._exchange(None, posted, nodes, timeout, read)
-        self._told = {c: {k: v for k, v in vector.items() if k not in (w.SUM, w.TAIL)} for c, vector in vectors.items()}
+        self._texts = {c: {k: v for k, v in got.items() if k not in (w.SUM, w.TAIL)} for c, got in vectors.items()}
         if fault := self._too_few(vectors, ring):
             return self._failed(fault)
         survivors = [c for c in sealed if c in vectors]
@@ -148,7 +148,7 @@ class SecureSum:
 
     def _failed(self, fault: str) -> Summed:
         """The result of a session without a sum."""
-        return Summed(self._terms, left_out=dict(self._left_out), told=self._told, fault=fault)
+        return Summed(self._terms, left_out=dict(self._left_out), texts=self._texts, fault=fault)
 
     def _too_few(self, clients: Iterable[int], ring: _Ring) -> str:
         """Why the session cannot go on with `clients`; empty if it can."""
@@ -202,17 +202,17 @@ class SecureSum:
         for client, content in contents.items():
             record = ConfigRecord({w.SESSION: self._terms.session, **content})
             original = nodes[client]
-            whole = RecordDict({w.RECORD: record} if kind else {**original.content, w.RECORD: record})
+            content_sent = RecordDict({w.RECORD: record} if kind else {**original.content, w.RECORD: record})
             message_type = kind or original.metadata.message_type
-            messages.append(Message(whole, dst_node_id=original.metadata.dst_node_id, message_type=message_type))
-        found: dict[int, dict[str, Any]] = {}
+            messages.append(Message(content_sent, dst_node_id=original.metadata.dst_node_id, message_type=message_type))
+        valid: dict[int, dict[str, Any]] = {}
         received = answers(messages, self._grid.send_and_receive(messages, timeout=timeout)) if messages else []
         for client, (_, reply) in zip(contents, received, strict=True):
             try:
-                found[client] = read(client, contents[client], _record(reply, timeout))
+                valid[client] = read(client, contents[client], _record(reply, timeout))
             except _ReplyError as error:
                 self._left_out[client] = clean(str(error))
-        return found
+        return valid
 
     def _sum(
         self,
@@ -267,15 +267,15 @@ class SecureSum:
         self, client: int, ring: _Ring, opened: Mapping[int, Mapping[str, Any]], whose: str, shares: str
     ) -> bytes:
         """Reconstruct a secret of `client` from the shares that its neighbours released."""
-        found = []
+        released = []
         for other in ring.around(client):
             if other in opened and client in (among := opened[other][whose]):
-                found.append(opened[other][shares][among.index(client)])
+                released.append(opened[other][shares][among.index(client)])
         threshold = self._terms.threshold
-        if len(found) < threshold:
-            raise _SumError(f"{len(found)} shares of a secret of client {client} came back, {threshold} are needed")
+        if len(released) < threshold:
+            raise _SumError(f"{len(released)} shares of a secret of client {client} came back, {threshold} are needed")
         try:
-            secret = combine_shares(found[:threshold])
+            secret = combine_shares(released[:threshold])
         except (ValueError, IndexError):
             secret = b""
         if len(secret) != SEED_BYTES:
@@ -307,7 +307,7 @@ class SecureSum:
             cut=cut,
             clipped=clipped,
             left_out=dict(self._left_out),
-            told=self._told,
+            texts=self._texts,
         )
 
 
@@ -357,10 +357,10 @@ def _record(reply: Message | None, timeout: float) -> dict[str, Any]:
 
 def _keys(client: int, asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
     """Read the public keys of the first stage."""
-    found = {key: got.get(key) for key in (w.MASK_PUBLIC, w.SHARE_PUBLIC)}
-    if not all(isinstance(value, bytes) and len(value) == _KEY_BYTES for value in found.values()):
+    keys = {key: got.get(key) for key in (w.MASK_PUBLIC, w.SHARE_PUBLIC)}
+    if not all(isinstance(value, bytes) and len(value) == _KEY_BYTES for value in keys.values()):
         raise _ReplyError("the reply has no public keys")
-    return found
+    return keys
 
 
 def _shares_of(key: str) -> _Reader:
@@ -387,24 +387,24 @@ def _vector(got: Mapping[str, Any], numbers: int, size: int, tail: int) -> dict[
         raise _ReplyError(f"the reply holds no masked vector of {numbers} numbers")
     if len(words) != size or len(rest) != tail:
         raise _ReplyError(f"the masked vector has {len(words)} bytes, expected {size}")
-    told = {key: value for key, value in got.items() if isinstance(value, str) and len(value) <= 200}
-    return {w.SUM: words, w.TAIL: rest, **told}
+    texts = {key: value for key, value in got.items() if isinstance(value, str) and len(value) <= 200}
+    return {w.SUM: words, w.TAIL: rest, **texts}
 
 
 def _opened(client: int, asked: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, Any]:
     """Read the shares released in the last stage."""
-    found = {key: got.get(key, []) for key in (w.ACTIVE, w.SEED_SHARES, w.DROPPED, w.KEY_SHARES)}
+    released = {key: got.get(key, []) for key in (w.ACTIVE, w.SEED_SHARES, w.DROPPED, w.KEY_SHARES)}
     pairs = ((w.ACTIVE, w.SEED_SHARES), (w.DROPPED, w.KEY_SHARES))
     for whose, shares in pairs:
         if (
-            found[whose] != asked[whose]
-            or not isinstance(found[shares], list)
-            or len(found[shares]) != len(asked[whose])
+            released[whose] != asked[whose]
+            or not isinstance(released[shares], list)
+            or len(released[shares]) != len(asked[whose])
         ):
             raise _ReplyError("the reply does not hold the shares that were asked for")
-        if not all(isinstance(value, bytes) and len(value) == _SHARE_BYTES for value in found[shares]):
+        if not all(isinstance(value, bytes) and len(value) == _SHARE_BYTES for value in released[shares]):
             raise _ReplyError("the reply holds shares of another length")
-    return found
+    return released
 
 
 _SHARE_BYTES = 4 + 16 * (SEED_BYTES // 16 + 1)

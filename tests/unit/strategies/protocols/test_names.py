@@ -60,7 +60,8 @@ def test_each_file_with_a_build_is_a_protocol(name: str) -> None:
 
 
 def test_helpers_and_losses_are_none() -> None:
-    assert protocols.names() == sorted(PROTOCOLS)
+    helpers = {"auxiliary_rounds", "base", "update_history"}
+    assert set(PROTOCOLS) <= set(protocols.names()) and not helpers & set(protocols.names())
     for name in ("npo", "base", "update_history", "/a/loss/of_mine.py"):
         assert type(protocols.build(name, context(), beta=0.1)) is ByUnlearning
 

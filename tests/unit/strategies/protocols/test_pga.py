@@ -87,7 +87,7 @@ def test_the_reference_of_pga_is_by_the_mean_that_was_chosen():
     history = MemoryHistory()
     clients = [ClientUpdate(p, p + 1.0, adapter([float(p), -float(p)])) for p in range(4)]
     history.record(RoundUpdates("train", 1, adapter([0.0, 0.0]), {}, clients))
-    (reference,) = PGAProtocol(history, largest).beside({2}).values()
+    (reference,) = PGAProtocol(history, largest).further_records({2}).values()
     assert flat(reference).tolist() == [3, 0]
     assert seen == [([[0, 0], [1, -1], [3, -3]], [1 / 7, 2 / 7, 4 / 7])]
 

@@ -14,24 +14,42 @@ from strategies import message_keys
 from strategies.metric_schema import Number
 from strategies.replies import ReplyCheck
 from strategies.rounds.callbacks import Listener
+from strategies.rounds.collection import AllAtOnce
 from strategies.rounds.compression import Compression
-from strategies.rounds.exchange import Exchanges, Keys
+from strategies.rounds.exchange import Exchange, Keys
 from strategies.rounds.fedtu import FedTU, RequestList
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.nodes import NodeMap
 from strategies.secure.agreed_parameters import SecureSettings
+from strategies.secure.masking import Masking
+from strategies.secure.secure_exchange import SecureExchange
 from strategies.secure.server import Summed
 
 
-def exchanges_with(summed: Summed) -> Exchanges:
+def exchange(grid, listener=None, **policies) -> Exchange:
+    nodes = NodeMap()
+    return Exchange(
+        grid=grid,
+        nodes=nodes,
+        listener=listener or Listener(),
+        keys=Keys("arrays", "config", "num-examples"),
+        stage="tune",
+        seed=9,
+        timeout=7.0,
+        **{"collection": AllAtOnce(grid=grid, client_of=nodes.client_of), **policies},
+    )
+
+
+class Known(Masking):
     """Whose next sum is known beforehand."""
 
-    class Known(Exchanges):
-        def sum_up(self, *_: Any, **__: Any) -> Summed:
-            return summed
+    sums = True
 
-    common = (MemoryGrid({}), NodeMap(), Listener(), Keys("arrays", "config", "num-examples"), "stage", 0, 1.0)
-    return Known(*common, secure=SecureSettings(clipping=8.0, tell=False))
+    def __init__(self, summed: Summed) -> None:
+        self.summed = summed
+
+    def sum_up(self, *_: Any, **__: Any) -> Summed:
+        return self.summed
 
 
 @pytest.mark.parametrize(
@@ -43,9 +61,9 @@ def exchanges_with(summed: Summed) -> Exchanges:
     ],
 )
 def test_a_sum_of_no_weight_is_no_answer_as_one_that_failed(summed, together):
-    exchanges = exchanges_with(summed)
+    held = exchange(MemoryGrid({}), masking=Known(summed))
     message = Message(RecordDict(), dst_node_id=1000, message_type="train")
-    *good, lost = exchanges.hold("train", 1, [message], adapter([1.0, 1.0]))
+    *good, lost = held.hold("train", 1, [message], adapter([1.0, 1.0]))
     assert (lost.partition, lost.reply, lost.reason) == (3, None, "late")
     if together is None:
         assert good == []
@@ -91,15 +109,10 @@ class Timed(MemoryGrid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
-def exchanges(grid, listener=None, **more) -> Exchanges:
-    common = (grid, NodeMap(), listener or Listener(), Keys("arrays", "config", "num-examples"), "tune", 9, 7.0)
-    return Exchanges(*common, **more)
-
-
 def test_a_nudge_reaches_those_that_are_there_within_its_own_time():
     nodes = {p: lambda message: RecordDict() for p in range(3)} | {3: lambda message: None}
     grid = Timed(nodes | {2: lambda message: Error(code=1, reason="off")}, keep_log=True)
-    assert exchanges(grid).reach(4, [3, 2, 1, 0, 8], within=2.5) == {0, 1}
+    assert exchange(grid).reach(4, [3, 2, 1, 0, 8], within=2.5) == {0, 1}
     assert grid.waited[message_keys.NUDGE] == 2.5
     asked = [(client, dict(content["config"])) for kind, client, content in grid.log if kind == message_keys.NUDGE]
     config = {"server-round": 4, "stage": "tune", "run-seed": 9}
@@ -108,7 +121,7 @@ def test_a_nudge_reaches_those_that_are_there_within_its_own_time():
 
 def test_training_again_has_its_own_settings_above_the_usual_ones():
     grid, recorder = federation(3), Recorder()
-    held = exchanges(grid, recorder)
+    held = exchange(grid, recorder)
     settings = {"epochs": 4, "server-round": 2, "stage": "calibrate/5/train"}
     verdicts = held.train_again(5, {"epochs": 1, "batch": 8}, [2, 7, 0], adapter(noise("model")), settings)
     assert [verdict.partition for verdict in verdicts] == [0, 2], "client 7 is not connected"
@@ -134,14 +147,14 @@ def test_the_number_of_steps_is_asked_for_in_training_alone(kind, judged):
         return RecordDict({"arrays": adapter([1.0]), "metrics": MetricRecord(metrics)})
 
     content = RecordDict({"arrays": adapter([0.0])})
-    held = exchanges(grid, needs_steps=True)
+    held = exchange(grid, needs_steps=True)
     held.nodes.refresh(grid)
     messages = [Message(content, dst_node_id=1000 + p, message_type=message_keys.TRAIN) for p in range(2)]
     verdicts = held.hold(kind, 1, messages, adapter([0.0]))
     assert [verdict.reply is not None for verdict in verdicts] == [judged] * 2
 
 
-def messages_to(held: Exchanges, *clients: int) -> list[Message]:
+def messages_to(held: Exchange, *clients: int) -> list[Message]:
     held.nodes.refresh(held.grid)
     content = RecordDict({"arrays": adapter([0.0]), "config": held.config(1, {})})
     return [Message(content, dst_node_id=1000 + client, message_type=message_keys.EVALUATE) for client in clients]
@@ -154,7 +167,8 @@ def measured(**metrics) -> RecordDict:
 def test_under_masks_too_an_answer_without_a_model_comes_by_itself():
     """And every answer is waited for as long as the stage says."""
     grid = Timed({p: lambda message: measured(loss=0.5) for p in range(2)})
-    held = exchanges(grid, secure=SecureSettings(clipping=1.0))
+    masked = SecureExchange(grid=grid, client_of=lambda message: 0, settings=SecureSettings(clipping=1.0))
+    held = exchange(grid, masking=masked)
     verdicts = held.hold("evaluate", 1, messages_to(held, 1, 0), None)
     assert [(v.partition, v.reply is not None) for v in verdicts] == [(0, True), (1, True)]
     assert grid.waited[message_keys.EVALUATE] == 7.0
@@ -163,7 +177,7 @@ def test_under_masks_too_an_answer_without_a_model_comes_by_itself():
 def test_numbers_are_those_of_the_kind_of_exchange_and_late_ones_come_in_their_place():
     grid = MemoryGrid({p: lambda message: measured(a=1.0, b=2.0) for p in range(4)})
     table = {"train": {"missing": Number(0, 1, required=True)}, "unlearn": {"num-examples": Number(0, 9), **A}}
-    held = exchanges(grid, numbers=table)
+    held = exchange(grid, numbers=table)
     (verdict,) = held.hold("unlearn", 1, messages_to(held, 3), None)
     assert verdict.reply is not None and dict(verdict.reply.content["metrics"]) == {"num-examples": 1, "a": 1.0}
     (verdict,) = held.hold("train", 1, messages_to(held, 3), None)
@@ -186,11 +200,11 @@ def test_a_compressed_answer_is_read_beside_what_its_client_received():
             return adapter([*flat(answer), 9.0])
 
     how, rng = Compression("topk", 0.5), np.random.default_rng(0)
-    held = exchanges(MemoryGrid({p: lambda message: None for p in range(2)}), compression=how)
+    held = exchange(MemoryGrid({p: lambda message: None for p in range(2)}), encoding=how)
     asked, received = messages_to(held, 0, 1), []
     for client, sent in enumerate((np.zeros(3, np.float32), np.ones(2, np.float32))):
         packed = how.sent("adapter", sent, sent + np.arange(sent.size, dtype=np.float32), None, rng).record
         content = RecordDict({"arrays": packed, "metrics": MetricRecord({"num-examples": 1})})
         received.append((client, Message(content, reply_to=asked[client])))
-    verdicts = held.judged("train", 1, received, adapter(np.zeros(3)), fitted={1: Short()})
+    verdicts = held.judged("train", 1, received, adapter(np.zeros(3)), submodels={1: Short()})
     assert [flat(v.reply.content["arrays"]).tolist() for v in verdicts] == [[0, 1, 2], [1, 2, 9]]

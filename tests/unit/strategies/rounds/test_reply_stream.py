@@ -14,7 +14,7 @@ from support.late import LateGrid
 from strategies import message_keys
 from strategies.rounds.grid_proxy import PassingGrid
 from strategies.rounds.memory_grid import MemoryGrid
-from strategies.rounds.reply_stream import EXCHANGE, FLIGHT, Pauses, RealArrivals, SimulatedArrivals, arriving, collect
+from strategies.rounds.reply_stream import EXCHANGE, FLIGHT, Pauses, RealArrivals, SimulatedArrivals, arriving
 
 
 def test_asking_takes_two_percent_of_the_time_by_the_quickest_question() -> None:
@@ -183,20 +183,6 @@ def test_a_simulated_clock_goes_on_with_who_works_for_nothing() -> None:
     assert queued.due == 6.0
     fresh = arriving(federation(3), who, 5.0, Seconds(), {})
     assert fresh.now == 0 and fresh.underway(EXCHANGE) == []
-
-
-def test_an_exchange_takes_as_many_good_answers_as_it_wants() -> None:
-    """An answer to an earlier one counts for nothing, and those that are not waited for are void."""
-    arrivals, counts, late = simulated(federation(5)), [], []
-    (old,) = arrivals.send(messages_to(0), EXCHANGE)
-    messages = messages_to(4, 1, 2, 3)
-    came, missing = collect(
-        arrivals, messages, math.inf, 2, progress=lambda n: counts.append(n), too_late=lambda c: late.append(c)
-    )
-    assert [who(message) for message, _ in came] == [1, 2] and all(reply is not None for _, reply in came)
-    assert [who(message) for message in missing] == [3, 4] and late == [0] and counts == [0, 1, 2]
-    assert arrivals.now == 3.0 and [one.void for one in arrivals.underway(EXCHANGE)] == [True, True]
-    assert not old.void
 
 
 def test_an_error_is_an_answer() -> None:

@@ -90,7 +90,7 @@ def test_moments_belong_to_the_strategy_and_to_all_its_arrays() -> None:
 
 def test_what_remembers_nothing_takes_no_state() -> None:
     serving = ByUnlearning()
-    assert serving.state_dict() == {} and serving.beside([1]) == {}
+    assert serving.state_dict() == {} and serving.further_records([1]) == {}
     serving.load_state_dict({})
     with pytest.raises(ValueError, match="ByUnlearning cannot load a state"):
         serving.load_state_dict({"x": np.zeros(1)})

@@ -240,7 +240,7 @@ def test_weights_are_shared_where_replies_are_averaged_and_updates_shortened_in_
     bounds = Bounds(longest=longest, max_weight_share=0.5, max_update_norm=2.0)
     verdicts = [answer(p, [3.0 + (30.0 if p == 2 else 1.0), 4.0], 12 if p == 2 else 2) for p in range(3)]
     found, cuts = bounds.apply(kind, verdicts, adapter([3.0, 4.0]), "arrays", "num-examples")
-    assert [(cut.what, cut.told, cut.used) for cut in cuts] == [
+    assert [(cut.what, cut.reported, cut.used) for cut in cuts] == [
         *([("norm", 30.0, 2.0)] if shortened else []),
         *([("weight", 12.0, 4.0)] if shared else []),
     ]

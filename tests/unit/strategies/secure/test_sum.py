@@ -599,7 +599,7 @@ def test_of_what_is_told_beside_a_vector_short_texts_alone_are_kept():
     summed = hold(
         *_updates(3), {2: lambda now, answer: ConfigRecord({**answer, **told}) if now == "vectors" else answer}
     )
-    assert summed.fault == "" and dict(summed.told) == {0: {}, 1: {}, 2: {"a": "x" * 200}}
+    assert summed.fault == "" and dict(summed.texts) == {0: {}, 1: {}, 2: {"a": "x" * 200}}
 
 
 def test_nobody_is_called_active_whom_a_neighbour_calls_dropped():
