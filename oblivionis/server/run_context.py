@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from clients import losses
-from clients.unlearning import moved_layers
+from clients.update_plan import moved_layers
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor, RemoteEvaluator
 from oblivionis.assessment.ruler_oracles import Oracle

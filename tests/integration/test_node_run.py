@@ -19,7 +19,8 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.audit_numbers import NAMES, audit_path, read_audit
 from oblivionis.assessment.verification import doubt
-from oblivionis.client.app import answering, app
+from oblivionis.client.app import app
+from oblivionis.client.error_replies import answering
 from oblivionis.config import compose as configuration
 from oblivionis.data.own_records import load, to_record
 from oblivionis.data.tokenize import encode_all
@@ -370,7 +371,7 @@ def test_an_error_that_nobody_foresaw_is_told_without_its_text():
     grid = InProcessGrid(app, 1)
     (context,) = grid.contexts.values()
 
-    def fails(message, context):
+    def fails(message):
         raise KeyError("Mara Voss lives in Ostrava.")
 
     message = Message(RecordDict(), dst_node_id=1, message_type=message_keys.TRAIN)

@@ -7,6 +7,7 @@ import grimp
 import pytest
 
 from benchmarks.federated import identity
+from oblivionis.client.app import HANDLERS
 
 PROJECT = Path(__file__).resolve().parents[4]
 PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
@@ -26,7 +27,7 @@ COUNTS = {
     *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/data/datasets", "oblivionis/models"),
     "oblivionis/runs",
     *("oblivionis/erasure", "oblivionis/assessment", "oblivionis/assessment/evaluators"),
-    *("oblivionis/client", "oblivionis/server", "oblivionis/flower"),
+    *("oblivionis/client", "oblivionis/client/handlers", "oblivionis/server", "oblivionis/flower"),
 }
 SHOWS = {
     *("oblivionis/api", "oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
@@ -141,7 +142,8 @@ def test_what_computes_imports_what_shows_at_listed_points_only(graph, counted):
 
 
 def test_all_that_the_apps_reach_without_passing_by_what_shows_is_counted(graph, counted):
-    reached, waiting = set(), ["oblivionis.server.app", "oblivionis.client.app"]
+    handlers = (f"oblivionis.client.handlers.{name}" for name in set(HANDLERS.values()))
+    reached, waiting = set(), ["oblivionis.server.app", "oblivionis.client.app", *handlers]
     while waiting:
         module = waiting.pop()
         if module in reached or is_shown(module):
