@@ -172,7 +172,7 @@ class _Unlearning:
         return not self.stopped
 
     def rectify(self, planned: PlannedUpdate, due: PlannedUpdate) -> None:
-        """Project the gradient of an update that unlearns against that of its retain records, where this is asked."""
+        """Project the gradient of an update that unlearns against that of its retain records, with GRU alone."""
         if self.rectifier is not None and planned.kind.unlearns:
             self.gradient.rectify(due.retain or planned.retain, self.rectifier, self.flat, self.updater)
 

@@ -37,8 +37,15 @@ def handle(message: NodeMessage) -> Message:
     return importlib.import_module(f"{handlers.__name__}.{HANDLERS[message.kind]}").handle(message)
 
 
-app = ClientApp()
-for kind in HANDLERS:
-    category, _, action = kind.partition(".")
-    register = {"train": app.train, "query": app.query, "evaluate": app.evaluate}[category]
-    register(*filter(None, [action]))(answering(handle))
+def _client_app() -> ClientApp:
+    """Flower's app, with every kind of message in the table registered."""
+    made = ClientApp()
+    categories = {"train": made.train, "query": made.query, "evaluate": made.evaluate}
+    for kind in HANDLERS:
+        category, _, action = kind.partition(".")
+        register = categories[category](action) if action else categories[category]()
+        register(answering(handle))
+    return made
+
+
+app = _client_app()

@@ -56,6 +56,7 @@ class Holding:
         return [(r.id, s.prompt, s.answer) for r, s in zip(self.records, self.sequences, strict=True)]
 
     def select(self, excluded: Collection[str]) -> list[TokenSequence]:
+        """The token sequences of all records but the excluded ones."""
         return [s for r, s in zip(self.records, self.sequences, strict=True) if r.id not in excluded]
 
 
@@ -124,7 +125,7 @@ class Worker:
         return self.holdings[client]
 
     def _encoded(self, records: Sequence[Record]) -> tuple[list[TokenSequence], int]:
-        """The token sequences of `records`, and how many were cut."""
+        """The token sequences of `records`, and how many were truncated."""
         encoded, truncated = encode_all(
             records,
             self.assembled.tokenizer,
@@ -191,9 +192,9 @@ class Worker:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
         A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
-        none. own_references: the client's own records that nobody trains on, where its records are its own.
-        reference: the model of the other clients, for a method that starts from it. With `privacy` the records of both
-        sets are hidden (DP-SGD).
+        none, or where it needs retain records and none is left. own_references: the client's own records that nobody
+        trains on, where its records are its own. reference: the model of the other clients, for a method that starts
+        from it. With `privacy` the records of both sets are hidden (DP-SGD).
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
         self._check_retain_records(client, retain_set)
@@ -316,11 +317,13 @@ class Worker:
         return holding.select(held - wanted), holding.select(wanted.union(tombstones))
 
     def _distance_to_random(self, vector: np.ndarray) -> float:
+        """Expected distance of `vector` from the parameters of a randomly initialised model."""
         model = self.config.model
         initializer_range = getattr(self.assembled.model.config, "initializer_range", 0.02)
         return expected_distance(vector, self.flat.manifest, model.mode, initializer_range)
 
     def _load(self, vector: np.ndarray) -> None:
+        """Give the model these parameters; an error where they are not of its shape."""
         adapters.check_vector(vector, self.flat.manifest)
         self.flat.load(vector)
 
@@ -374,5 +377,6 @@ def resident(config: Config) -> Worker:
 
 
 def _built_from(config: Config) -> tuple[object, ...]:
+    """The part of a configuration that a worker is built from."""
     parts = (config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed)
     return *parts, config.unlearning.target

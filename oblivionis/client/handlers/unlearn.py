@@ -48,23 +48,20 @@ def _in_cover_exchange(exchange: Exchange) -> Message:
     keep_received_model(exchange, None if share is None else share.session)
     demands = message.demands() if share is None else share.demands
     reply = ModelReply(exchange, "" if share is None else share.commitment)
-    held, forget = exchange.held, set[str]()
+    vector, records = message.vector, 0
     try:
-        if demands:
-            forget = accept(demands, held, exchange.node, exchange.contents())
-        vector, report = _unlearned(exchange, forget or decoy(exchange))
+        forget = accept(demands, exchange.held, exchange.node, exchange.contents()) if demands else set[str]()
+        unlearned, report = _unlearned(exchange, forget or decoy(exchange))
         if forget:
-            enter_exchange(exchange, vector, requests=[demand.request_id for demand in demands])
+            enter_exchange(exchange, unlearned, requests=[demand.request_id for demand in demands])
+            vector, records = unlearned, report.num_examples
     except Exception as error:  # an error reply would reveal whether the client asks
         if share is None and demands:
             raise
         log.error("client %s: %s", exchange.client, error)
         if share is not None and demands:
             give_up(exchange.node.path, share.session, str(error))
-        return reply.message(message.vector, {message_keys.NUM_EXAMPLES: 0})
-    if not forget:
-        return reply.message(message.vector, {message_keys.NUM_EXAMPLES: 0})
-    return reply.message(vector, {message_keys.NUM_EXAMPLES: report.num_examples})
+    return reply.message(vector, {message_keys.NUM_EXAMPLES: records})
 
 
 def _unlearned(exchange: Exchange, record_ids: Collection[str]) -> tuple[np.ndarray, UnlearnReport]:
