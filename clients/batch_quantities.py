@@ -292,14 +292,14 @@ class BatchQuantities:
             if f"{prefix}_lead" in self._wanted:
                 values[f"{prefix}_lead"] = _record_means(row_leads(rows[part], batch.labels[part]), records)
             names = [name for name in references if name.startswith(prefix)]
-            found = None
+            statistics = None
             for name in names or [""]:
                 against = (references.get(name), self._around.temperature, self._lowered(name))
-                found = row_statistics(rows[part], batch.labels[part], *against, entropies)
-                if found.kl is not None:
-                    values[name] = _record_means(found.kl, self._records(name))
-            assert found is not None
-            pieces.append(found)
+                statistics = row_statistics(rows[part], batch.labels[part], *against, entropies)
+                if statistics.kl is not None:
+                    values[name] = _record_means(statistics.kl, self._records(name))
+            assert statistics is not None
+            pieces.append(statistics)
         values |= _likelihoods(torch.cat([piece.log_p for piece in pieces]), batch)
         if entropies:
             of_tokens = [piece.entropy for piece in pieces if piece.entropy is not None]

@@ -141,10 +141,10 @@ def never_seen_token_nll(
     """
     known, inverse, counts = np.unique(reference_base, return_inverse=True, return_counts=True)
     fitted = isotonic_regression(np.bincount(inverse, reference_now) / counts, weights=counts).x
-    found = [np.interp(values, known, fitted) for values in record_base]
+    interpolated = [np.interp(values, known, fitted) for values in record_base]
     return [
         values * (mean / values.mean()) if values.mean() > 0 else np.full(values.shape, mean)
-        for values, mean in zip(found, means, strict=True)
+        for values, mean in zip(interpolated, means, strict=True)
     ]
 
 
@@ -173,9 +173,9 @@ def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size:
 class Estimator:
     """Estimates forgetting targets from one set of records that nobody trains on.
 
-    Values under the base model, of the references and of records that are asked about again, are computed once; values
-    of the references under the present model once for all that ask from the same parameters, as clients do that receive
-    the same model in one round.
+    Values under the base model, of the references and of records whose target is estimated again, are computed once;
+    values of the references under the present model once for the same parameters, as clients have them that receive the
+    same model in one round.
 
     Parameters
     ----------
@@ -233,33 +233,33 @@ class Estimator:
         present = flat.numpy()
         with evaluation_mode(model):
             now = self._present(present)
-            mine = Tokens.of(model, records, size)
+            present_tokens = Tokens.of(model, records, size)
             before = self.kept_before or self._of_base(self.references, present)
             own = self._own_of_base(tuple(records), present)
         self.kept_before = before if self._keeps(before) else None
         if not np.isfinite(now.means()).all():
             raise ValueError("the model's likelihoods of the reference records are not finite")
         means = never_seen_nll(before.means(), now.means(), own.means())
-        nll, found = (torch.from_numpy(values).float() for values in (means, mine.means()))
-        if ((found - nll).abs() <= _SURELY * tolerance).all():
-            return Target(nll, tolerance, self._base, present=found)
+        nll, current = (torch.from_numpy(values).float() for values in (means, present_tokens.means()))
+        if ((current - nll).abs() <= _SURELY * tolerance).all():
+            return Target(nll, tolerance, self._base, present=current)
         sharpness = sharpness_for(before, now.entropy())
         wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)
         lowered = tuple(
-            torch.from_numpy(logit(given) - logit(asked)).float()
-            for given, asked in zip(own.nll(sharpness), wanted, strict=True)
+            torch.from_numpy(logit(untouched) - logit(target)).float()
+            for untouched, target in zip(own.nll(sharpness), wanted, strict=True)
         )
         rows = own.each() if self._keeps(own) else None
-        return Target(nll, tolerance, self._base, sharpness, lowered, rows, found)
+        return Target(nll, tolerance, self._base, sharpness, lowered, rows, current)
 
     def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
         """As `_of_base`; the latest results are kept for later calls, within a memory limit."""
         own = self.kept_own
-        found = own.pop(records) if records in own else self._of_base(records, present)
-        own[records] = found
+        tokens = own.pop(records) if records in own else self._of_base(records, present)
+        own[records] = tokens
         while own and sum(map(self._bytes, own.values())) > KEPT_BYTES:
             own.popitem(last=False)
-        return found
+        return tokens
 
     def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
         """Predictions of `records` under the base model; the parameters `present` are restored."""
@@ -274,9 +274,9 @@ class Estimator:
         key = hashlib.blake2b(parameters.tobytes()).digest()
         if self._now is not None and self._now[0] == key:
             return self._now[1]
-        found = Tokens.of(self._model, self.references, self._batch_size)
-        self._now = (key, found) if self._keeps(found) else None
-        return found
+        tokens = Tokens.of(self._model, self.references, self._batch_size)
+        self._now = (key, tokens) if self._keeps(tokens) else None
+        return tokens
 
     def _keeps(self, tokens: Tokens) -> bool:
         """Whether predictions are small enough to be kept."""
@@ -303,12 +303,12 @@ class Tokens:
     @classmethod
     def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> Tokens:
         """Compute the predictions of `records` under `model`."""
-        found, labels = [], []
+        predictions, labels = [], []
         for part in batches(records, batch_size):
             batch = packed_batch(model, part)
-            found.append(answer_rows(model, batch))
+            predictions.append(answer_rows(model, batch))
             labels.append(batch.labels)
-        rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)
+        rows = AnswerRows(torch.cat([part.values for part in predictions]), predictions[0].head)
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
 
     def each(self) -> tuple[AnswerRows, ...]:
@@ -337,9 +337,9 @@ class Tokens:
     def _statistics(self, sharpness: float) -> tuple[Tensor, float]:
         """Log-probabilities and mean entropy at a sharpness."""
         if sharpness not in self.known:
-            found = row_statistics(self.rows.scaled(sharpness), self.labels)
-            assert found.entropy is not None
-            self.known[sharpness] = found.log_p, found.entropy.mean().item()
+            statistics = row_statistics(self.rows.scaled(sharpness), self.labels)
+            assert statistics.entropy is not None
+            self.known[sharpness] = statistics.log_p, statistics.entropy.mean().item()
         return self.known[sharpness]
 
 
@@ -377,9 +377,9 @@ def sharpness_for(tokens: Tokens, entropy: float) -> float:
     """
     low, high, node = 0, _STRETCHES, _STRETCHES // 2
     while high - low > 1:
-        width, (found, slope) = high - low, tokens.at(node)
-        low, high = (node, high) if found > entropy else (low, node)
-        met = node + (entropy - found) / (slope * _PER_STRETCH) if slope < 0 else math.inf
+        width, (value, slope) = high - low, tokens.at(node)
+        low, high = (node, high) if value > entropy else (low, node)
+        met = node + (entropy - value) / (slope * _PER_STRETCH) if slope < 0 else math.inf
         trusted = math.isfinite(met) and high - low <= width / 2
         node = min(max(math.floor(met), low + 1), high - 1) if trusted else (low + high) // 2
     entropies, slopes = zip(tokens.at(low), tokens.at(high), strict=True)

@@ -38,12 +38,12 @@ def read_code(file: Path) -> bytes:
         if not file.is_file():
             raise ValueError(f"{file}: there is no such file")
         with file.open("rb") as handle:
-            found = handle.read(LARGEST + 1)
+            source = handle.read(LARGEST + 1)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    if len(found) > LARGEST:
+    if len(source) > LARGEST:
         raise ValueError(f"{file} has more than {LARGEST} bytes")
-    return found
+    return source
 
 
 def code_hash(file: Path) -> str:
@@ -76,10 +76,10 @@ def run_code(file: Path) -> ModuleType:
         As `read_code`, and for code that fails.
     """
     source = read_code(file)
-    found = hashlib.sha256(source).hexdigest()
-    if found not in permitted:
+    digest = hashlib.sha256(source).hexdigest()
+    if digest not in permitted:
         raise NotPermitted(
-            f"{file} (SHA-256 {found[:12]}…) is code that nobody permitted here: look at it, and name it with "
+            f"{file} (SHA-256 {digest[:12]}…) is code that nobody permitted here: look at it, and name it with "
             f"--allow-code {file}"
         )
     module = ModuleType(file.stem)

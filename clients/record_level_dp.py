@@ -27,7 +27,8 @@ from clients.optimisation import Prox, TrainSettings, Updater, local_work
 from clients.per_record_gradients import Losses, clipped_sum
 from clients.reference_models import Received
 from clients.training import TrainReport
-from clients.unlearning import UnlearnOptions, UnlearnReport
+from clients.unlearning_options import UnlearnOptions
+from clients.unlearning_report import UnlearnReport
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.models import model_device
 from evaluation.engine.packing import PackedBatch, sequence_nll
@@ -143,6 +144,10 @@ def train_privately(
     return TrainReport(len(sequences), steps, math.nan, math.nan, time.perf_counter() - start)
 
 
+_HIDDEN = ("loss", "forget_nll", "forget_entropy")
+"""What an unlearning reports of its first and last update, and no noise would cover."""
+
+
 def unlearn_privately(
     model: nn.Module,
     flat: FlatParameters,
@@ -187,50 +192,25 @@ def unlearn_privately(
     """
     if not forget:
         raise ValueError("no sequence to forget")
-    options = options or UnlearnOptions()
+    options, start = options or UnlearnOptions(), time.perf_counter()
     loss = losses.get(method)
     check_private(loss, options)
-    values = loss.parameters(parameters)
-    check_quantities(loss.name, loss.names)
-    with_retain = bool(retain) and values.get("alpha") != 0 and any(n.startswith("retain") for n in loss.names)
-    start = time.perf_counter()
     batch = min(len(forget), settings.records_per_update)
     work = Work(model, flat, settings, privacy, seed, exactly)
-    terms = _Terms.of(model, flat, forget, retain, loss, values, options.retain_loss, settings.batch_size)
-    times = max(1.0, batch / len(retain)) if with_retain else 0.0
-
-    def retained(numbers: Sequence[int]) -> Tensor:
-        return times * terms.of_retain(numbers)
-
-    def gradient(generator: torch.Generator) -> None:
-        for part in _parts(drawn(len(forget), batch / len(forget), generator), settings.batch_size):
-            work.add([forget[i] for i in part], lambda some, part=part: terms.of_forget([part[i] for i in some]))
-        if with_retain:
-            for part in _parts(drawn(len(retain), min(1.0, batch / len(retain)), generator), settings.batch_size):
-                work.add([retain[i] for i in part], lambda some, part=part: retained([part[i] for i in some]))
-
-    steps = work.run(settings.epochs * -(-len(forget) // batch), batch, gradient, options.prox, on_step)
-    return UnlearnReport(
-        num_examples=len(forget),
-        num_retain=len(retain),
-        retain_used=with_retain,
-        steps=steps,
-        **dict.fromkeys(("first_loss", "last_loss", "first_forget_nll", "last_forget_nll"), math.nan),
-        first_forget_entropy=math.nan,
-        last_forget_entropy=math.nan,
-        stopped=False,
-        seconds=time.perf_counter() - start,
-    )
+    terms = _Terms.of(model, flat, forget, retain, loss, parameters, options.retain_loss, settings.batch_size)
+    updates = settings.epochs * -(-len(forget) // batch)
+    steps = work.run(updates, batch, lambda draws: terms.add_gradient(work, batch, draws), options.prox, on_step)
+    hidden = {f"{end}_{name}": math.nan for name in _HIDDEN for end in ("first", "last")}
+    seconds = time.perf_counter() - start
+    return UnlearnReport(len(forget), len(retain), terms.with_retain, steps, **hidden, stopped=False, seconds=seconds)
 
 
 def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
     """Raise ValueError unless every part of the gradient is about one record, so that it can be clipped."""
     if not loss.per_record:
         raise ValueError(f"{loss.name} is no sum of terms about one record each, which could be clipped")
-    told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
-    told += ["entropy"] if options.entropy.forget or options.entropy.retain else []
-    if told:
-        raise ValueError(f"{told[0]} goes by more than clipped and noised gradients of single records")
+    if option := options.more_than_a_loss():
+        raise ValueError(f"{option} goes by more than clipped and noised gradients of single records")
 
 
 @dataclass
@@ -321,17 +301,38 @@ class _Terms:
         forget: Sequence[TokenSequence],
         retain: Sequence[TokenSequence],
         loss: losses.Method,
-        values: Mapping[str, Any],
+        parameters: Mapping[str, Any],
         retain_loss: str,
         batch_size: int,
     ) -> _Terms:
-        """The terms, with what they need of the model as received."""
+        """The terms, with what they need of the model as received; ValueError for an unknown hyperparameter."""
+        values = loss.parameters(parameters)
+        check_quantities(loss.name, loss.names)
         wanted = expanded(loss.names, retain_loss) if retain else frozenset(loss.required)
         received = Received(model, flat) if wanted & NEEDS_RECEIVED else None
-        asked = "forget_reference_log_p" in loss.names
-        reference = log_likelihoods(model, forget, batch_size) if asked else None
+        needs_reference = "forget_reference_log_p" in loss.names
+        reference = log_likelihoods(model, forget, batch_size) if needs_reference else None
         around = ReferenceModels(received=received, retain_loss=retain_loss)
         return cls(model, forget, retain, loss, values, around, reference)
+
+    @property
+    def with_retain(self) -> bool:
+        """Whether retain records take part."""
+        return bool(self.retain) and self.values.get("alpha") != 0 and bool(self._names("retain"))
+
+    def add_gradient(self, work: Work, batch: int, draws: torch.Generator) -> None:
+        """Add the clipped gradients of one update's records, about `batch` of each kind, sampled by `draws`."""
+        size = work.settings.batch_size
+        for part in _parts(drawn(len(self.forget), batch / len(self.forget), draws), size):
+            work.add([self.forget[i] for i in part], lambda some, part=part: self.of_forget([part[i] for i in some]))
+        if not self.with_retain:
+            return
+        weight = max(1.0, batch / len(self.retain))
+        for part in _parts(drawn(len(self.retain), min(1.0, batch / len(self.retain)), draws), size):
+            work.add(
+                [self.retain[i] for i in part],
+                lambda some, part=part: weight * self.of_retain([part[i] for i in some]),
+            )
 
     def of_forget(self, numbers: Sequence[int]) -> Tensor:
         """(B,) the term of each of these forget records."""
@@ -358,8 +359,8 @@ class _Terms:
     @staticmethod
     def _given(step: BatchQuantities, names: Sequence[str]) -> list[dict[str, Tensor]]:
         """The quantities `names` of each record of a batch, (1,) each."""
-        found: dict[str, Any] = step.quantities(names)
-        return [dict(zip(names, one, strict=True)) for one in zip(*(found[n].split(1) for n in names), strict=True)]
+        values: dict[str, Any] = step.quantities(names)
+        return [dict(zip(names, one, strict=True)) for one in zip(*(values[n].split(1) for n in names), strict=True)]
 
 
 def _mean_losses(model: nn.Module, records: Sequence[TokenSequence]) -> Tensor:

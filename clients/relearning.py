@@ -51,7 +51,7 @@ def relearn(
     if any(step < 0 for step in steps):
         raise ValueError(f"numbers of updates must not be negative, got {list(steps)}")
     start = flat.numpy()
-    found = {0: start} if 0 in steps else {}
+    vectors = {0: start} if 0 in steps else {}
     last = max(steps, default=0)
     if last:
         per_epoch = -(-len(sequences) // settings.records_per_update) if sequences else 1
@@ -61,10 +61,10 @@ def relearn(
 
         def keep(step: int, loss: float) -> None:
             if step in steps:
-                found[step] = flat.numpy()
+                vectors[step] = flat.numpy()
 
         try:
             train(model, flat, sequences, plain, seed=seed, on_step=keep)
         finally:
             flat.load(start)
-    return {step: found[step] for step in steps}
+    return {step: vectors[step] for step in steps}

@@ -24,7 +24,7 @@ from oblivionis.chain import check_chain
 from oblivionis.client.audit import audit
 from oblivionis.client.node_policy import read_policy
 from oblivionis.client.update_encoding import packed
-from oblivionis.client.worker import Worker, told_of
+from oblivionis.client.worker import Worker, unlearning_metrics
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.allowed_code import CodeError, allow_code
@@ -515,7 +515,7 @@ def _answered(
     said = str(state.line.get("after"))
     yield _compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said)
     if (told := _told_of(run, client, served_round)) is not None:
-        here = {name: number for name, number in told_of(report).items() if name in told}
+        here = {name: number for name, number in unlearning_metrics(report).items() if name in told}
         yield _agreed(f"numbers that client {client} told with its answer", here, told)
     return vector if own is None else _vector(own.joined(_record(vector)))
 
@@ -530,7 +530,7 @@ def _told_of(run: RunDirectory, client: int, served_round: int) -> Mapping[str, 
 
 
 def _references(worker: Worker, client: int, folder: Path) -> Sequence[Record] | None:
-    """The client's own records that nobody trains on, as `oblivionis.client.app` reads them."""
+    """The client's own records that nobody trains on, as `oblivionis.client.exchange` reads them."""
     if not worker.config.data.on_clients or worker.config.unlearning.target is None:
         return None
     return read_references(folder, worker.holding(client).records)

@@ -53,20 +53,21 @@ class Residuals:
             return None
         path = rounds[max(rounds)]
         try:
-            vector, _, told = load_vector(path)
+            vector, _, info = load_vector(path)
         except ModelError:
-            vector, told = np.empty(0, np.float32), {}
-        if told.get("records") != self._records or vector.shape != (size,):
+            vector, info = np.empty(0, np.float32), {}
+        if info.get("records") != self._records or vector.shape != (size,):
             for old in rounds.values():
                 old.unlink(missing_ok=True)
             return None
         return vector
 
     def keep(self, server_round: int, rest: np.ndarray) -> None:
-        """Keep what that round left, durably; nothing where one of its records was asked for meanwhile.
+        """Keep what that round left, durably; nothing where somebody asked meanwhile to forget one of its records.
 
-        A training that came too late for its round may end after such a request. Whoever buries writes the tombstone
-        and then drops what is kept; here it is written and then looked for a tombstone: one of the two sees the other.
+        A training that came too late for its round may end after such a request. Excluding a record writes its
+        tombstone, then drops what is kept; this writes what is kept, then looks for tombstones: one of the two sees the
+        other.
         """
         path = self._folder / f"{self._name}-{server_round:06d}.safetensors"
         try:

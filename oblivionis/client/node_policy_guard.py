@@ -1,11 +1,11 @@
-"""A client's policy in force: what a server's message asks for is checked before anything is read, loaded or buried.
+"""A client's policy in force: what a server's message asks for is checked before anything is read, loaded or excluded.
 
-A message chooses on a client, beside the numbers of the model: the folder (`nodes-dir`, `data-nodes`), the records
-(`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`, `data.reference_file`), the base model
+A message chooses on a client, in addition to the numbers of the model: the folder (`nodes-dir`, `data-nodes`), the
+records (`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`, `data.reference_file`), the base model
 (`model.source`, `model.revision`, `model.adapter`, `model.attn_implementation`), files and models of an audit
 (`evaluation.wikimem.counterfactuals_folder`, `evaluation.wikimem.embedder`), the code of the loss
 (`unlearning.method`), the file of answers that it learns instead (`unlearning.alternatives.idk`), whose records are
-buried and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
+excluded and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
 (`epochs`, `federation.local_epochs`, `unlearning.epochs`, `model.lora.rank`, `lora-rank`, the lengths and counts of an
 audit's answers, the size of `settings`, how many messages there are). Each is bounded here. Other paths of a
 configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
@@ -45,13 +45,14 @@ LONGEST_SETTINGS = 1_000_000
 """Characters of a configuration in a message."""
 LONGEST_NAME = 200
 USAGE_FILE = "usage.json"
-_COUNTED = {
+COUNTED = {
     message_keys.QUERY: "queries_per_day",
     message_keys.TRAIN: "rounds_per_day",
     message_keys.UNLEARN: "rounds_per_day",
     message_keys.BURY: "rounds_per_day",
     message_keys.AUDIT: "audits_per_day",
 }
+"""By kind of message the limit of `node.toml` by which it is counted."""
 
 
 class Refused(ClientError):
@@ -88,7 +89,7 @@ class Guard:
 
     @property
     def sealed(self) -> bool:
-        """Whether no server is told which requests were made here."""
+        """Whether no server learns which requests were made here."""
         return self._policy.requests.sealed
 
     @property
@@ -109,7 +110,7 @@ class Guard:
 
     def count(self) -> None:
         """Count the message, durably; Refused where today's are used up."""
-        rule = _COUNTED.get(self._kind)
+        rule = COUNTED.get(self._kind)
         if rule is None:
             return
         limit = getattr(self._policy.limits, rule)
@@ -295,14 +296,14 @@ def note_refusal(folder: Path, kind: str, error: Refused, message: Mapping[str, 
 def _usage(path: Path, today: str) -> dict[str, Any]:
     """What was used today; nothing where the file is absent or of another day."""
     with suppress(FileNotFoundError, FileError, ValueError):
-        found = parse_json(read_bytes(path))
-        if isinstance(found, dict) and found.get("day") == today:
-            return {k: v for k, v in found.items() if k in _COUNTED.values() and isinstance(v, int)}
+        usage = parse_json(read_bytes(path))
+        if isinstance(usage, dict) and usage.get("day") == today:
+            return {k: v for k, v in usage.items() if k in COUNTED.values() and isinstance(v, int)}
     return {}
 
 
 def _has_aliases(text: str) -> bool:
-    with suppress(yaml.YAMLError):  # which parsing tells better
+    with suppress(yaml.YAMLError):  # parsing has the better message
         return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     return False
 

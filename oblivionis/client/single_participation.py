@@ -58,7 +58,7 @@ def take_part(folder: Path, seed: int, work: Mapping[str, Any], *, masked: bool)
     seed: by the run's configuration, stage, client and round; work: `kind` of message, and for the reader `run`,
     `stage` and `round`. Raises ClientError when it did this `MOST_TIMES` times.
     """
-    found = list[Turn]()
+    turns = list[Turn]()
 
     def make(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         alike = [e for e in lines if e.get("seed") == seed and e.get("kind") == work["kind"]]
@@ -69,9 +69,9 @@ def take_part(folder: Path, seed: int, work: Mapping[str, Any], *, masked: bool)
                 "takes part no more; start a run with another seed"
             )
         own = seeds.derive(seed, "again", secrets.token_hex(16)) if times else seed
-        found.append(Turn(own, again=times > 0))
+        turns.append(Turn(own, again=times > 0))
         if masked:
             yield {"event": TOOK_PART, **work, "seed": seed, "times": times + 1}
 
     NodeLedger(folder).extend(make)
-    return found[0]
+    return turns[0]

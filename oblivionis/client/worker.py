@@ -56,6 +56,7 @@ class Holding:
         return [(r.id, s.prompt, s.answer) for r, s in zip(self.records, self.sequences, strict=True)]
 
     def select(self, excluded: Collection[str]) -> list[TokenSequence]:
+        """The token sequences of all records but the excluded ones."""
         return [s for r, s in zip(self.records, self.sequences, strict=True) if r.id not in excluded]
 
 
@@ -124,7 +125,7 @@ class Worker:
         return self.holdings[client]
 
     def _encoded(self, records: Sequence[Record]) -> tuple[list[TokenSequence], int]:
-        """The token sequences of `records`, and how many were cut."""
+        """The token sequences of `records`, and how many were truncated."""
         encoded, truncated = encode_all(
             records,
             self.assembled.tokenizer,
@@ -191,36 +192,50 @@ class Worker:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
         A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
-        none. own_references: the client's own records that nobody trains on, where its records are its own.
-        reference: the model of the other clients, for a method that starts from it. With `privacy` the records of both
-        sets are hidden (DP-SGD).
+        none, or where it needs retain records and none is left. own_references: the client's own records that nobody
+        trains on, where its records are its own. reference: the model of the other clients, for a method that starts
+        from it. With `privacy` the records of both sets are hidden (DP-SGD).
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
-        unlearning = self.config.unlearning
-        if not retain_set and losses.get(unlearning.method).needs_retain:
-            raise ClientError(
-                f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
-                "choose another method"
-            )
-        if not retain_set and unlearning.rectify.enabled:
-            raise ClientError(
-                f"unlearning.rectify needs retain records, and client {client} has none left; set "
-                "unlearning.rectify.enabled=false"
-            )
-        method = unlearning.method
-        ball, limit = None, unlearning.forget_nll_limit
+        self._check_retain_records(client, retain_set)
+        method = self.config.unlearning.method
         if method_traits.starts_from_others(method):
             if reference is None:
                 raise ClientError(f"{method} starts from the model of the other clients, which the server did not send")
             vector = reference
-        if (radius := method_traits.ball(method)) is not None:
-            ball = Ball(vector, unlearning.params[radius] or self._distance_to_random(vector) / 3)
-        if method_traits.stops_at_chance(method):
-            limit = limit or math.log(len(self.assembled.tokenizer))
-        asks = losses.get(method).needs_alternatives
-        others = self._alternatives(client, record_ids, seed) if asks else ()
+        needs_alternatives = losses.get(method).needs_alternatives
+        alternatives = self._alternatives(client, record_ids, seed) if needs_alternatives else ()
         self._load(vector)
-        settings = self.settings(
+        settings = self._unlearning_settings()
+        options = self._unlearning_options(vector, proximal_mu, self._target(forget_set, settings, own_references))
+        values, model = dict(self.config.unlearning.params), self.assembled.model
+        given = (model, self.flat, forget_set, retain_set, method, values, settings)
+        if privacy is None:
+            report = unlearn(*given, seed=seed, options=options, alternatives=alternatives)
+        else:
+            report = unlearn_privately(*given, privacy, seed=seed, options=options)
+        return self.flat.numpy(), report
+
+    def _check_retain_records(self, client: int, retain_set: Sequence[TokenSequence]) -> None:
+        """ClientError where the configured unlearning needs retain records and the client has none left."""
+        unlearning = self.config.unlearning
+        if retain_set:
+            return
+        if losses.get(unlearning.method).needs_retain:
+            raise ClientError(
+                f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
+                "choose another method"
+            )
+        if unlearning.rectify.enabled:
+            raise ClientError(
+                f"unlearning.rectify needs retain records, and client {client} has none left; set "
+                "unlearning.rectify.enabled=false"
+            )
+
+    def _unlearning_settings(self) -> TrainSettings:
+        """The configured training, with what the configuration changes of it for unlearning."""
+        unlearning = self.config.unlearning
+        return self.settings(
             epochs=unlearning.epochs,
             learning_rate=unlearning.learning_rate,
             batch_size=unlearning.batch_size,
@@ -229,8 +244,16 @@ class Worker:
             schedule=unlearning.schedule,
             betas=(unlearning.beta_1, BETAS[1]),
         )
-        target = self._target(forget_set, settings, own_references)
-        options = UnlearnOptions(
+
+    def _unlearning_options(self, vector: np.ndarray, proximal_mu: float, target: Target | None) -> UnlearnOptions:
+        """The configured options of an unlearning that starts from `vector`, with those of its method."""
+        unlearning = self.config.unlearning
+        method, ball, limit = unlearning.method, None, unlearning.forget_nll_limit
+        if (radius := method_traits.ball(method)) is not None:
+            ball = Ball(vector, unlearning.params[radius] or self._distance_to_random(vector) / 3)
+        if method_traits.stops_at_chance(method):
+            limit = limit or math.log(len(self.assembled.tokenizer))
+        return UnlearnOptions(
             prox=Prox(proximal_mu, vector) if proximal_mu > 0 else None,
             ball=ball,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
@@ -239,14 +262,6 @@ class Worker:
             target=target,
             rectify=unlearning.rectify.smoothing if unlearning.rectify.enabled else None,
         )
-        values, model = dict(unlearning.params), self.assembled.model
-        given = {"seed": seed, "options": options}
-        what = (forget_set, retain_set, method, values, settings)
-        if privacy is None:
-            report = unlearn(model, self.flat, *what, alternatives=others, **given)
-        else:
-            report = unlearn_privately(model, self.flat, *what, privacy, **given)
-        return self.flat.numpy(), report
 
     def _target(
         self, records: Sequence[TokenSequence], settings: TrainSettings, own: Sequence[Record] | None
@@ -286,13 +301,13 @@ class Worker:
             on_overflow=self.config.model.on_overflow,
             names=[f"another answer of {r.id}" for r, answers in zip(records, drawn, strict=True) for _ in answers],
         )
-        found = iter(TokenSequence(e.prompt, e.answer) for e in encoded)
-        return [list(itertools.islice(found, len(answers))) for answers in drawn]
+        sequences = iter(TokenSequence(e.prompt, e.answer) for e in encoded)
+        return [list(itertools.islice(sequences, len(answers))) for answers in drawn]
 
     def _divided(
         self, client: int, record_ids: Collection[str], tombstones: Collection[str]
     ) -> tuple[list[TokenSequence], list[TokenSequence]]:
-        """The named records of `client`, and the live ones beside them. ClientError for one that it does not hold."""
+        """The named records of `client`, and its other live ones; ClientError for one that it does not hold."""
         holding = self.holding(client)
         held = {r.id for r in holding.records}
         foreign = [i for i in record_ids if i not in held]
@@ -302,11 +317,13 @@ class Worker:
         return holding.select(held - wanted), holding.select(wanted.union(tombstones))
 
     def _distance_to_random(self, vector: np.ndarray) -> float:
+        """Expected distance of `vector` from the parameters of a randomly initialised model."""
         model = self.config.model
         initializer_range = getattr(self.assembled.model.config, "initializer_range", 0.02)
         return expected_distance(vector, self.flat.manifest, model.mode, initializer_range)
 
     def _load(self, vector: np.ndarray) -> None:
+        """Give the model these parameters; an error where they are not of its shape."""
         adapters.check_vector(vector, self.flat.manifest)
         self.flat.load(vector)
 
@@ -329,9 +346,9 @@ class Worker:
         return TrainSettings(epochs=epochs, **values)
 
 
-def told_of(report: UnlearnReport) -> dict[str, float]:
-    """The numbers that a client tells of its unlearning beside the model; what it did not measure is left out."""
-    found = {
+def unlearning_metrics(report: UnlearnReport) -> dict[str, float]:
+    """What a client reports of its unlearning in addition to the model; what it did not measure is left out."""
+    numbers = {
         message_keys.NUM_EXAMPLES: report.num_examples,
         "unlearn-steps": report.steps,
         "unlearn-loss": report.last_loss,
@@ -342,7 +359,7 @@ def told_of(report: UnlearnReport) -> dict[str, float]:
         "forget-gap-before": report.first_gap,
         "forget-gap-after": report.last_gap,
     }
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 current: Worker | None = None
@@ -360,5 +377,6 @@ def resident(config: Config) -> Worker:
 
 
 def _built_from(config: Config) -> tuple[object, ...]:
+    """The part of a configuration that a worker is built from."""
     parts = (config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed)
     return *parts, config.unlearning.target

@@ -42,8 +42,10 @@ STREAMS = (0, 1, 2)
 OF_CLIENTS = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto",
-    "oblivionis.client.worker",
     "oblivionis.client.app",
+    "oblivionis.client.handlers.query",
+    "oblivionis.client.handlers.train",
+    "oblivionis.client.handlers.unlearn",
 )
 """What a client process needs."""
 

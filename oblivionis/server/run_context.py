@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from clients import losses
-from clients.unlearning import moved_layers
+from clients.update_plan import moved_layers
 from oblivionis import seeds
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash

@@ -16,7 +16,8 @@ from support.privacy import Wire, found_texts, found_tokens, leaks, texts_of
 from support.stages import Recorded
 
 from oblivionis import seeds
-from oblivionis.client.app import answering, app
+from oblivionis.client.app import app
+from oblivionis.client.error_replies import answering
 from oblivionis.config import compose as configuration
 from oblivionis.data.own_records import load, to_record
 from oblivionis.data.tokenize import encode_all
@@ -370,7 +371,7 @@ def test_an_error_that_nobody_foresaw_is_told_without_its_text():
     grid = InProcessGrid(app, 1)
     (context,) = grid.contexts.values()
 
-    def fails(message, context):
+    def fails(message):
         raise KeyError("Mara Voss lives in Ostrava.")
 
     message = Message(RecordDict(), dst_node_id=1, message_type=message_keys.TRAIN)

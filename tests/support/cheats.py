@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oblivionis.client import app as client_app
 from oblivionis.client import audit as client_audit
 from oblivionis.client import worker as client_worker
+from oblivionis.client.exchange import Exchange
 from oblivionis.client.worker import Worker
 
 LIAR = 0
@@ -48,8 +48,8 @@ def _noise(received, old):
 
 def _re_add(patch, old):
     """It trains on the records again that it has forgotten."""
-    withheld = client_app.Task.withheld
-    patch.setattr(client_app.Task, "withheld", lambda task: set() if task.client == LIAR else withheld(task))
+    withheld = Exchange.withheld
+    patch.setattr(Exchange, "withheld", lambda exchange: set() if exchange.client == LIAR else withheld(exchange))
 
 
 def _copy(patch, old):

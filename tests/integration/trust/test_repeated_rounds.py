@@ -15,7 +15,8 @@ from support.inprocess import InProcessGrid
 from support.nodes import PATIENTS, write_nodes
 from support.stages import Recorded
 
-from oblivionis.client import app as client_app
+from oblivionis.client import exchange
+from oblivionis.client.app import app
 from oblivionis.client.single_participation import MOST_TIMES, Turn
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
@@ -105,7 +106,7 @@ def federation(home, patch, *overrides):
     config = configuration.compose("smoke", [*OVERRIDES, f"output={home}", "name=run", *overrides])
     run = RunDirectory.create(home, "run")
     run.write_config(configuration.to_yaml(config))
-    grid = InProcessGrid(client_app.app, CLIENTS, keep)
+    grid = InProcessGrid(app, CLIENTS, keep)
     for context in grid.contexts.values():
         context.node_config["node-dir"] = str(home / f"node{context.node_config['partition-id']}")
     serve(config, grid, run, events := Recorded(), threading.Event())
@@ -131,7 +132,7 @@ def _records(server, client):
 
 
 def test_without_the_guard_the_difference_of_two_sums_is_a_clients_exact_update(server, monkeypatch):
-    monkeypatch.setattr(client_app, "take_part", lambda folder, seed, work, masked: Turn(seed))
+    monkeypatch.setattr(exchange, "take_part", lambda folder, seed, work, masked: Turn(seed))
     again = server.hold(OTHERS)
     assert not again.fault and again.survivors == OTHERS
     assert server.error_of(first_sum(server) - again.update) < 1e-3, "but for what rounding takes"

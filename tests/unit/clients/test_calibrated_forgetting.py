@@ -27,8 +27,10 @@ from clients.calibrated_forgetting import (
 )
 from clients.distributions import mean_entropy
 from clients.flat_parameters import FlatParameters
+from clients.forgetting_target import ForgettingTarget
 from clients.training import TrainSettings
-from clients.unlearning import Aim, Task, UnlearnOptions, Update, unlearn
+from clients.unlearning import UnlearnOptions, unlearn
+from clients.update_plan import PlannedUpdate, UpdateKind
 from evaluation.engine.forward import AnswerRows, answer_rows
 from evaluation.engine.sequences import TokenSequence
 
@@ -292,13 +294,15 @@ def test_records_near_their_target_are_left_alone() -> None:
     """Those known too well are forgotten, those avoided are pulled back; both by more than the tolerance."""
     gaps = torch.tensor([-1.0, -0.05, 0.05, 1.0, -0.11])
     target = Target(torch.zeros(5), 0.1, np.zeros(1))
-    aim = Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 5, 2, target, own=False, first=gaps, gaps=gaps)
-    update = Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
-    task = Task(0, update, [3, 0, 1, 4], [30, 10, 11, 14])
-    found = aim.part(task)
-    assert found is not None and (found.chosen, found.partners) == ([0, 4], [10, 14])
-    assert aim.over_forgotten(task) == [3]
-    assert aim.part(Task(0, update, [1, 2], [1, 2])) is None
+    level = ForgettingTarget(
+        nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 5, 2, target, own=False, first=gaps, gaps=gaps
+    )
+    update = UpdateKind(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+    task = PlannedUpdate(0, update, [3, 0, 1, 4], [30, 10, 11, 14])
+    found = level.part(task)
+    assert found is not None and (found.forget, found.retain) == ([0, 4], [10, 14])
+    assert level.over_forgotten(task) == [3]
+    assert level.part(PlannedUpdate(0, update, [1, 2], [1, 2])) is None
 
 
 def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
@@ -306,13 +310,13 @@ def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
     now = record_nll(model, records, 2)
     gaps = torch.full((3,), -9.0)
     target = Target(now + torch.tensor([1.0, -1.0, 0.0]), 0.5, np.zeros(1))
-    aim = Aim(model, records, 2, target, own=False, first=gaps, gaps=gaps)
-    update = Update(("forget_nll",), frozenset({"forget_nll"}), True, False, False, False)
+    level = ForgettingTarget(model, records, 2, target, own=False, first=gaps, gaps=gaps)
+    update = UpdateKind(("forget_nll",), frozenset({"forget_nll"}), True, False, False, False)
     for epoch, chosen in ((0, [0, 1, 2]), (1, [0]), (1, [0])):
-        found = aim.part(Task(epoch, update, [0, 1, 2], []))
-        assert found is not None and found.chosen == chosen
-    assert aim.over_forgotten(Task(1, update, [0, 1, 2], [])) == [1]
-    assert aim.first_and_last(moved=True) == pytest.approx((9.0, 2 / 3), rel=1e-4)
+        found = level.part(PlannedUpdate(epoch, update, [0, 1, 2], []))
+        assert found is not None and found.forget == chosen
+    assert level.over_forgotten(PlannedUpdate(1, update, [0, 1, 2], [])) == [1]
+    assert level.first_and_last(moved=True) == pytest.approx((9.0, 2 / 3), rel=1e-4)
 
 
 def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +343,7 @@ def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(target.present, record_nll(model, FORGET, 5), rtol=1e-5)
     work = (model, flat, FORGET, RETAIN, "calibrated", {}, settings(epochs=3, batch_size=2))
     without = unlearn(*work, seed=0, options=UnlearnOptions(target=replace(target, present=None)))
-    monkeypatch.setattr("clients.unlearning.record_nll", None)
+    monkeypatch.setattr("clients.forgetting_target.record_nll", None)
     known = unlearn(*work, seed=0, options=UnlearnOptions(target=target))
     assert known.steps == without.steps == 0
     assert known.first_gap == known.last_gap == pytest.approx(without.first_gap, rel=1e-5)
@@ -507,12 +511,16 @@ def test_a_record_at_the_tolerance_to_the_last_bit_is_near_enough() -> None:
     gaps = torch.tensor([-0.125, 0.125, -0.25])
     target = Target(torch.zeros(3), 0.125, np.zeros(1))
     for own in (False, True):
-        aim = Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 3, 2, target, own=own, first=gaps, gaps=gaps)
-        update = Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
-        assert aim.part(Task(0, update, [0, 1, 2], [])) == Task(0, update, [0, 1, 2] if own else [2], [])
-        assert aim.over_forgotten(Task(0, update, [0, 1, 2], [])) == []
-        aim.gaps = gaps[:2]
-        assert aim.part(Task(0, update, [0, 1], [])) is None
+        level = ForgettingTarget(
+            nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 3, 2, target, own=own, first=gaps, gaps=gaps
+        )
+        update = UpdateKind(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+        assert level.part(PlannedUpdate(0, update, [0, 1, 2], [])) == PlannedUpdate(
+            0, update, [0, 1, 2] if own else [2], []
+        )
+        assert level.over_forgotten(PlannedUpdate(0, update, [0, 1, 2], [])) == []
+        level.gaps = gaps[:2]
+        assert level.part(PlannedUpdate(0, update, [0, 1], [])) is None
 
 
 def test_of_one_update_the_way_gone_is_told() -> None:

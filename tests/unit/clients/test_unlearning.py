@@ -17,7 +17,8 @@ from clients import batch_quantities, losses
 from clients.entropy import Entropy
 from clients.flat_parameters import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
-from clients.unlearning import UnlearnOptions, Update, unlearn
+from clients.unlearning import UnlearnOptions, unlearn
+from clients.update_plan import UpdateKind
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -333,7 +334,7 @@ def test_a_method_that_reads_states_tells_no_likelihoods() -> None:
 def test_which_records_take_part_in_an_update(names, values, entropy, available, expected) -> None:
     """A method without `alpha` has its retain term whatever others make of that name."""
     loss = losses.Method("own", lambda: None, ("forget_nll",), ("retain_nll",), {})  # type: ignore[arg-type,return-value]
-    update = Update.of(loss, names, values, Entropy(*entropy), available)
+    update = UpdateKind.of(loss, names, values, Entropy(*entropy), available)
     assert (update.names, update.forget, update.retain, update.regularised) == expected
     more = {"forget_entropy", *(["retain_entropy"] if update.retain else [])} if update.regularised else set()
     assert update.wanted == {*update.names, *more}
@@ -343,8 +344,8 @@ def test_which_records_take_part_in_an_update(names, values, entropy, available,
 def test_a_pass_leaves_room_for_a_partner_and_another_answer() -> None:
     loss = losses.get("idk_dpo")
     values = loss.parameters({})
-    update = Update.of(loss, loss.names, values, Entropy(), True)
+    update = UpdateKind.of(loss, loss.names, values, Entropy(), True)
     assert (update.forget, update.retain, update.alternatives, update.unlearns) == (True, True, True, True)
     assert [update.per_pass(size) for size in (2, 3, 5, 6, 9)] == [1, 1, 1, 2, 3]
-    other = Update.of(losses.get("idk_nll"), ("alternative_nll",), {}, Entropy(), False)
-    assert (other.forget, other.alternatives, other.unlearns, other.tells_nll) == (False, True, True, False)
+    other = UpdateKind.of(losses.get("idk_nll"), ("alternative_nll",), {}, Entropy(), False)
+    assert (other.forget, other.alternatives, other.unlearns, other.has_forget_nll) == (False, True, True, False)

@@ -7,6 +7,7 @@ import grimp
 import pytest
 
 from benchmarks.federated import identity
+from oblivionis.client.app import HANDLERS
 
 PROJECT = Path(__file__).resolve().parents[4]
 PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
@@ -28,7 +29,7 @@ COUNTS = {
     *("oblivionis/erasure", "oblivionis/measures"),
     *("oblivionis/measures/tofu", "oblivionis/measures/ruler", "oblivionis/measures/wikimem"),
     *("oblivionis/measures/muse", "oblivionis/measures/membership", "oblivionis/measures/rebound"),
-    *("oblivionis/client", "oblivionis/server", "oblivionis/flower"),
+    *("oblivionis/client", "oblivionis/client/handlers", "oblivionis/server", "oblivionis/flower"),
 }
 SHOWS = {
     *("oblivionis/api", "oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
@@ -144,7 +145,8 @@ def test_what_computes_imports_what_shows_at_listed_points_only(graph, counted):
 
 
 def test_all_that_the_apps_reach_without_passing_by_what_shows_is_counted(graph, counted):
-    reached, waiting = set(), ["oblivionis.server.app", "oblivionis.client.app"]
+    handlers = (f"oblivionis.client.handlers.{name}" for name in set(HANDLERS.values()))
+    reached, waiting = set(), ["oblivionis.server.app", "oblivionis.client.app", *handlers]
     while waiting:
         module = waiting.pop()
         if module in reached or is_shown(module):

@@ -1,0 +1,72 @@
+"""What a node records of an exchange: a line of its own ledger, and its signature of an audit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+
+from oblivionis.client.exchange import Exchange
+from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
+from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
+from oblivionis.erasure.records_on_node import beside_hash, records_hash
+from oblivionis.runs.directory import vector_hash
+
+
+def enter_exchange(
+    exchange: Exchange,
+    vector: np.ndarray | None,
+    requests: Sequence[str] = (),
+    phase: str = "",
+    numbers: Mapping[str, float] | None = None,
+) -> None:
+    """Enter into the node's ledger what is sent: with it, and a copy of the folder, anybody can repeat the exchange.
+
+    `vector`: the model sent back; `requests`: ids of those that were served; `phase`: of an audit, before or after the
+    exchange of its request; `numbers`: what is reported of the model. The line has hashes of the models received and
+    sent back, of the records held and of the files read in addition, and how many tombstones there were.
+    """
+    message, node = exchange.message, exchange.node
+    if not message.has_folder:
+        return
+    line: dict[str, Any] = {
+        "kind": message.kind,
+        "run": message.run,
+        "client": exchange.client,
+        "stage": message.stage,
+        "round": message.round,
+    }
+    if message.has_model:
+        line["before"] = vector_hash(message.vector)
+    if vector is not None:
+        line["after"] = vector_hash(vector)
+    line["tombstones"] = len(node.tombstone_lines())
+    line[RECORDS] = records_hash(exchange.worker.holding(exchange.client).identified())
+    line[BESIDE] = beside_hash(node.path)
+    if requests:
+        line["requests"] = list(requests)
+    if phase:
+        line["moment"] = phase
+    if vector is not None and not message.masked:
+        line["seed"] = exchange.run_seed
+    if exchange.turn.again:
+        line["again"] = True
+    if numbers is not None:
+        line["numbers"] = {name: value for name, value in numbers.items() if math.isfinite(value)}
+    NodeLedger(node.path).note(EXCHANGED, None, **line)
+
+
+def signature_of_audit(exchange: Exchange, request: str, numbers: Mapping[str, float]) -> ConfigRecord:
+    """The node's signature of the numbers of an audit, with its public key."""
+    message, key = exchange.message, audit_key(exchange.node.path)
+    facts = {
+        "run": message.run,
+        "stage": message.stage,
+        "round": message.round,
+        "model": vector_hash(message.vector),
+    }
+    body = audit_bytes(request, exchange.client, message.text(MOMENT), numbers, facts)
+    return ConfigRecord({SIGNATURE: key.sign(body).hex(), PUBLIC_KEY: public_hex(key)})

@@ -1,0 +1,56 @@
+"""FedFT: local epochs on the records that are to be kept."""
+
+from __future__ import annotations
+
+import math
+
+from flwr.app import Message
+
+from oblivionis.client.cover_exchange import keep_received_model
+from oblivionis.client.exchange import Exchange
+from oblivionis.client.exchange_entries import enter_exchange
+from oblivionis.client.model_reply import ModelReply
+from oblivionis.client.node_message import NodeMessage
+from oblivionis.errors import ClientError
+from strategies import message_keys
+
+
+def handle(message: NodeMessage) -> Message:
+    """Train on the current records: without those excluded, those asked for, and whatever the stage excludes.
+
+    A client that left the federation refuses. In a sum under masks it adds a zero, as one does that has no record left.
+    """
+    exchange = Exchange(message)
+    reply, holding = ModelReply(exchange), exchange.worker.holding(exchange.client)
+    request = exchange.node.left_by()
+    if request is not None and not message.masked:
+        by = "" if message.sealed else f" by request {request!r}"
+        raise ClientError(f"client {exchange.client} has left the federation{by} and trains no more")
+    excluded = exchange.withheld()
+    if message.text("exclude") == "forget-split":
+        excluded |= holding.marked
+    keep_received_model(exchange)
+    excluded = exchange.without_rested(excluded, least=0 if message.masked else 1)
+    if message.masked and (request is not None or not holding.select(excluded)):
+        return reply.message(message.vector, {message_keys.NUM_EXAMPLES: exchange.weight(0)})
+    vector, report = exchange.worker.finetune(
+        exchange.client,
+        message.vector,
+        excluded=excluded,
+        epochs=message.integer(message_keys.EPOCHS, exchange.config.federation.local_epochs),
+        proximal_mu=message.real(message_keys.PROXIMAL_MU, 0.0),
+        seed=exchange.seed,
+        moving=message.moving(),
+        privacy=exchange.privacy(),
+    )
+    vector = reply.compressed(vector, excluded)
+    enter_exchange(exchange, vector)
+    return reply.message(
+        vector,
+        {
+            message_keys.NUM_EXAMPLES: exchange.weight(report.num_examples),
+            **({} if math.isnan(report.last_loss) else {"train-loss": report.last_loss}),
+            "train-seconds": report.seconds,
+            message_keys.TRAIN_STEPS: report.steps,
+        },
+    )
