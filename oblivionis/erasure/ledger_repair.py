@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.chain import GENESIS, HASH, PREV, check_chain, line_hash, linked
-from oblivionis.erasure.ledger import Ledger, RequestError
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import RequestError
 from oblivionis.errors import RunError
 from oblivionis.files import write_atomic
 

@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from oblivionis.chain import HASH
-from oblivionis.erasure.hidden_requests import told
-from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, REJECTED, Ledger, Request, without
-from oblivionis.erasure.node_ledger import NodeLedger, lack
+from oblivionis.erasure.hidden_requests import enter_outcomes
+from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, Ledger, without
+from oblivionis.erasure.node_ledger import NodeLedger, not_held
 from oblivionis.erasure.query_schema import (
     COUNTED,
     LEFT_OUT,
@@ -34,6 +34,7 @@ from oblivionis.erasure.query_schema import (
     write_question,
 )
 from oblivionis.erasure.record_holders import LedgerRequests, demanded
+from oblivionis.erasure.request import REJECTED, Request
 from oblivionis.errors import OblivionisError
 from strategies import message_keys
 from strategies.message_keys import SCOPE_CLIENT
@@ -336,17 +337,17 @@ def answer_query(
     ledger = NodeLedger(folder)
     about = {"client": client, "round": question.round, "server_head": question.head, "server_lines": question.lines}
     if sealed or question.sealed:
-        lines = told(folder, question.sessions, run=question.run) if question.sealed else []
+        lines = enter_outcomes(folder, question.sessions, run=question.run) if question.sealed else []
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
     confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, **about)
     waiting = sorted(ledger.unsettled(), key=lambda request: request.served_round is not None)
     if held is not None:
-        lacking = {r.id: why for r in waiting if r.scope != SCOPE_CLIENT and (why := lack(r.everything, held))}
+        unserved = {r.id: why for r in waiting if r.scope != SCOPE_CLIENT and (why := not_held(r.everything, held))}
         for request in waiting:
-            why = lacking.get(request.id, "")
+            why = unserved.get(request.id, "")
             if why and request.served_round is None and not request.note.endswith(why):
                 ledger.note("failed", request.id, run=question.run, reason=why)
-        waiting = [r for r in waiting if r.id not in lacking]
+        waiting = [r for r in waiting if r.id not in unserved]
     requests = as_many_as_fit(Reported(r.id, r.scope, r.everything) for r in waiting)
     return write_answer(Answer(requests, ledger.head(), tuple(confirmed)))

@@ -10,8 +10,9 @@ from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
-from oblivionis.erasure.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request, without
+from oblivionis.erasure.ledger import Ledger, NoRequests, Policy, without
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.request import REJECTED, SERVED, Request
 from oblivionis.erasure.unrequested_records import OpenRecords
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.runs.directory import RunDirectory

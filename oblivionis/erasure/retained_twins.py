@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from oblivionis.data.records import Corpus
 from oblivionis.data.twins import SHOWN, WORD_FOR_WORD, Twin, find_twins, twins_of
-from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import of_twins
 from oblivionis.files import json_text, read_json
 from oblivionis.runs.directory import RunDirectory

@@ -14,18 +14,11 @@ from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
 from oblivionis.erasure.alternative_answers_check import asks_alternatives, check_alternatives
-from oblivionis.erasure.ledger import (
-    AllAtRound,
-    NoRequests,
-    Policy,
-    RandomClientPerRound,
-    Request,
-    RequestError,
-    Schedule,
-)
+from oblivionis.erasure.ledger import AllAtRound, NoRequests, Policy, RandomClientPerRound, Schedule
 from oblivionis.erasure.named_alike import ALL, NOTHING_ALIKE, Decision, decide
 from oblivionis.erasure.record_holders import Holdings
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.request import Request, RequestError
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.configured_corpus import corpus_of

@@ -10,7 +10,7 @@ from support.nodes import records, write_nodes
 from oblivionis.chain import GENESIS, HASH, append_linked, check_chain
 from oblivionis.client.app import app
 from oblivionis.erasure.hidden_requests import join
-from oblivionis.erasure.ledger import Ledger, RequestError
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_check import check_ledgers
 from oblivionis.erasure.ledger_repair import repair
 from oblivionis.erasure.node_folder import NodeFolder
@@ -18,6 +18,7 @@ from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.node_request_sources import SealedRequests, untold_sessions
 from oblivionis.erasure.query_schema import Question, SessionOutcome, WireError, read_question, write_question
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.request import RequestError
 from oblivionis.erasure.unlearn_messages import accept
 from strategies import message_keys
 from strategies.rounds.nodes import NodeMap

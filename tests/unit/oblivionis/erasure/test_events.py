@@ -8,9 +8,10 @@ from support.commands import call
 from support.stages import new_run
 
 from oblivionis.chain import check_chain, linked
-from oblivionis.erasure.ledger import Ledger, Request, RequestError
+from oblivionis.erasure.events import line_fault, reported_numbers
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_repair import repair
-from oblivionis.erasure.ledger_schema import line_fault, reported_numbers
+from oblivionis.erasure.request import Request, RequestError
 from oblivionis.errors import RunError
 
 NUMBERS = {"num-examples": 4.0, "unlearn-steps": 8.0, "unlearn-loss": -1.5}
