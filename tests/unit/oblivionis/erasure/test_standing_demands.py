@@ -179,7 +179,7 @@ def test_a_demand_about_a_person_stands_until_it_is_withdrawn(node, caplog):
     )
     withdraw(node.path, "art17", "by phone")
     assert trained(node) == ["z", "n"], "what it names stays asked for"
-    assert "withdrawn" in NodeLedger(node.path).requests()[0].told
+    assert "withdrawn" in NodeLedger(node.path).requests()[0].progress
 
 
 def test_a_request_for_records_holds_nobody_else_back(node):
