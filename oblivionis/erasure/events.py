@@ -65,7 +65,7 @@ def _name(class_name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
 
 
-class Event(Struct, tag_field="event", tag=_name, frozen=True, kw_only=True):
+class Event(Struct, tag_field="event", tag=_name, kw_only=True):
     """A line of a ledger. `prev` and `hash` link it to the line before it (`oblivionis.chain`); the ledgers of early
     versions had neither."""
 
@@ -211,8 +211,9 @@ class Rejected(ServerEvent):
         return {"state": REJECTED, "note": self.reason}
 
 
-class VerificationFailed(ServerEvent):
-    """A verification of the served request came to another `outcome` than verified, and `why`.
+class Verification(ServerEvent):
+    """What a verification of the served request came to: its `outcome`, one of
+    `oblivionis.erasure.verification_rules.OUTCOMES`, and `why`.
 
     `rouge`: mean recall of its records; `limit`: a larger one is a recitation; `records`: how many of them have which
     outcome.
@@ -228,27 +229,29 @@ class VerificationFailed(ServerEvent):
         return {"rouge": self.rouge, "judged": self.outcome, "why": self.why}
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
-        known = self.outcome in OUTCOMES and self.outcome != VERIFIED
-        return {"state": self.outcome if known else NOT_VERIFIED, "note": self.why, "rouge": self._rouge(measured)}
-
-    def _rouge(self, measured: Measured) -> float | None:
-        """The node's own measurement, where it has one."""
-        return (measured.get("final") or {}).get("request_rouge", self.rouge)
+        own = measured.get("final") or {}
+        return {"rouge": own.get("request_rouge", self.rouge)}
 
 
-class Verified(VerificationFailed):
-    """A verification of the served request found its records forgotten."""
+class Verified(Verification):
+    """The records of the request are forgotten."""
 
     def run_changes(self, request: Request) -> Changes:
-        return {"state": VERIFIED, **super().run_changes(request)}
+        return {**super().run_changes(request), "state": VERIFIED}
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
         unmeasured = "by the word of its server alone: this node measures nothing"
-        return {
-            "state": VERIFIED,
-            "note": "" if "final" in measured else unmeasured,
-            "rouge": self._rouge(measured),
-        }
+        note = "" if "final" in measured else unmeasured
+        return {**super().node_changes(request, measured), "state": VERIFIED, "note": note}
+
+
+class VerificationFailed(Verification):
+    """The request is not verified; lines of early versions do not say what was found instead."""
+
+    def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
+        known = self.outcome in OUTCOMES and self.outcome != VERIFIED
+        state = self.outcome if known else NOT_VERIFIED
+        return {**super().node_changes(request, measured), "state": state, "note": self.why}
 
 
 class RolledBack(ServerEvent):

@@ -151,8 +151,8 @@ class Ledger:
             of_client[request.client] += 1
             return most_of_client is None or of_client[request.client] <= most_of_client
 
-        found = self._queue.first(most, self._is_in_turn, takes)
-        return [self._requests[request_id] for request_id in sorted(found)]
+        chosen = self._queue.first(most, self._is_in_turn, takes)
+        return [self._requests[request_id] for request_id in sorted(chosen)]
 
     def served_in(self, server_round: int) -> list[Request]:
         """The requests that were served in `round`, also those verified since, in the order in which they were made."""
@@ -180,11 +180,11 @@ class Ledger:
     def rejected(self, request_id: str, server_round: int, reason: str) -> None:
         self._append("rejected", self._requests[request_id], round=server_round, reason=reason)
 
-    def verified(self, request_id: str, server_round: int, found: Judgement, limit: float) -> None:
+    def verified(self, request_id: str, server_round: int, judgement: Judgement, limit: float) -> None:
         """Record the outcome of a check: a request that is not verified by it stays served."""
-        event = "verified" if found.outcome == VERIFIED else "verification_failed"
-        info = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
-        counts = {"records": found.counts} if found.records else {}
+        event = "verified" if judgement.outcome == VERIFIED else "verification_failed"
+        info = {"outcome": judgement.outcome, "why": judgement.why, "rouge": judgement.recall, "limit": limit}
+        counts = {"records": judgement.counts} if judgement.records else {}
         self._append(event, self._requests[request_id], round=server_round, **info, **counts)
 
     def roll_back(self, server_round: int) -> list[str]:

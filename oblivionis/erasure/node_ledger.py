@@ -262,7 +262,7 @@ class NodeLedger:
         try:
             event = read_event(line)
             states.apply(event)
-        except (RequestError, KeyError) as error:
+        except RequestError as error:
             raise self._altered(number, error) from None
         return event
 

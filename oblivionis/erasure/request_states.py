@@ -25,7 +25,7 @@ from oblivionis.erasure.events import (
     Served,
     Session,
     Submitted,
-    VerificationFailed,
+    Verification,
     Verified,
 )
 from oblivionis.erasure.request import REJECTED, SEALED, NodeRequest, Request, RequestError
@@ -214,7 +214,7 @@ class NodeStates(RequestStates[NodeRequest]):
             event.need("round")
             exchanged = self._exchanged[event.run, event.round or 0, request.id]
             return "" if exchanged > 0 else f"{said}; this node did no such exchange"
-        if isinstance(event, VerificationFailed):
+        if isinstance(event, Verification):
             if request.served_round is None or request.run != event.run:
                 return f"{said}; by this node's ledger it did not serve the request"
             return self._unverified(request, event, said) if isinstance(event, Verified) else ""
@@ -230,14 +230,17 @@ class NodeStates(RequestStates[NodeRequest]):
         measured = self._measured.get((event.run, request.id), {})
         if "final" not in measured:
             return f"{said}; this node has not measured it" if event.audits else ""
-        before, after, final = (measured.get(moment) for moment in ("before", "after", "final"))
+        final = measured["final"]
         if final is None:  # an earlier version entered that it measured, and not what
             return ""
+        recited = {moment: of["request_recited"] for moment, of in measured.items() if of and "request_recited" in of}
+        if "final" not in recited:
+            raise RequestError(f"what this node measured of request {request.id!r} has no request_recited")
         outcome, why = judge_counts(
             len(request.record_ids),
-            None if before is None else before["request_recited"],
-            final["request_recited"],
-            recited_after=None if after is None else after["request_recited"],
+            recited.get("before"),
+            recited["final"],
+            recited_after=recited.get("after"),
             untestable=final.get("request_short", 0.0),
             twins=int(final.get("request_twins", 0)),
             least_testable=0.0,  # which share of them must be is the server's to say

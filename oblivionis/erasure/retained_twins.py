@@ -112,8 +112,8 @@ def twins_of_requests(corpus: Corpus, asked: Collection[str]) -> tuple[Mapping[s
     twins = _among(corpus, wanted, wanted)
     if wanted == corpus.forget_ids:
         return twins, frozenset(twins)
-    mine = wanted & corpus.forget_ids
-    return twins, wanted - mine | _among(corpus, mine, corpus.forget_ids).keys()
+    own = wanted & corpus.forget_ids
+    return twins, wanted - own | _among(corpus, own, corpus.forget_ids).keys()
 
 
 def scheduled_in_words(corpus: Corpus, requests: Sequence[Request]) -> str:
@@ -121,12 +121,12 @@ def scheduled_in_words(corpus: Corpus, requests: Sequence[Request]) -> str:
     known before the run; empty where none does."""
     held, _ = twins_of_requests(corpus, {i for request in requests for i in request.record_ids})
     counts = {request.id: sum(i in held for i in request.record_ids) for request in requests}
-    found = [f"{name}: {of_twins(count)}" for name, count in counts.items() if count]
-    if not found:
+    reasons = [f"{name}: {of_twins(count)}" for name, count in counts.items() if count]
+    if not reasons:
         return ""
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    which = "the request" if len(found) == 1 else "these requests"
-    return f"{'; '.join(found[:SHOWN])}{more}, word for word or nearly: {which} cannot be verified"
+    more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+    which = "the request" if len(reasons) == 1 else "these requests"
+    return f"{'; '.join(reasons[:SHOWN])}{more}, word for word or nearly: {which} cannot be verified"
 
 
 def _among(corpus: Corpus, wanted: Collection[str], without: Collection[str]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from oblivionis.erasure.ledger_check import check_ledgers
 from oblivionis.erasure.ledger_repair import repair
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.node_request_sources import SealedRequests, untold_sessions
+from oblivionis.erasure.node_request_sources import SealedRequests, unconfirmed_sessions
 from oblivionis.erasure.query_schema import Question, SessionOutcome, WireError, read_question, write_question
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.request import RequestError
@@ -297,7 +297,7 @@ def test_a_repaired_ledger_undoes_what_it_undid(federation):
     assert list(repair(path).aside) == [3] and check_chain(path).faults == ()
     (exchange,), (undone,) = (Ledger(path).notes(name) for name in ("cover_exchange", "cover_undone"))
     assert undone["of"] == exchange[HASH] != line[HASH]
-    outcomes = untold_sessions(Ledger(path), RUN)[0]
+    outcomes = unconfirmed_sessions(Ledger(path), RUN)[0]
     assert [outcome.outcome for outcome in outcomes] == ["counted", "rolled_back"]
 
 
