@@ -1,18 +1,23 @@
 """No number of a client can be one of the ledger's own fields, and a ledger in which one was is repaired."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from support.commands import call
 from support.stages import new_run
 
-from oblivionis.chain import check_chain, linked
+from oblivionis.chain import Chain, check_chain, linked
+from oblivionis.erasure import events
 from oblivionis.erasure.events import line_fault, reported_numbers
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_repair import repair
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.request import Request, RequestError
 from oblivionis.errors import RunError
+from oblivionis.reports.html.request_pages import timeline
 
 NUMBERS = {"num-examples": 4.0, "unlearn-steps": 8.0, "unlearn-loss": -1.5}
 
@@ -126,3 +131,98 @@ def test_what_a_client_told_is_read_from_old_lines_too(tmp_path):
     lines = [check_chain(path).entries[-1] for path in (new, old)]
     assert [dict(reported_numbers(line)) for line in lines] == [NUMBERS, NUMBERS]
     assert not any(map(line_fault, lines)) and Ledger(old).get("a").state == "served"
+
+
+# -- every event --------------------------------------------------------------------------------------------------
+
+
+def test_every_event_of_both_ledgers_is_declared_and_says_what_it_is():
+    declared = {name: of for name, of in events.TYPES.items() if not of.__subclasses__()}
+    assert {"submitted", "served", "verification_failed", "cover_exchange", "committed", "exchanged"} <= declared.keys()
+    for name, of in declared.items():
+        assert of.__doc__ and of.__struct_config__.tag == name
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ({"event": "served", "id": "a", "round": -1}, "round is -1, expected a whole number"),
+        ({"event": "served", "id": "a", "round": True}, "round is True, expected a whole number"),
+        ({"event": "served", "id": ""}, "id is '', expected a text"),
+        ({"event": "served", "id": "a", "told": {"x": float("inf")}}, "told is {'x': inf}, expected numbers by name"),
+        ({"event": "served"}, "id is missing"),
+        ({"event": 7}, "event is 7, expected a text"),
+        ({}, "event is None, expected a text"),
+        ({"event": "failed", "id": "a", "time": -5}, "time is -5, expected seconds since 1970"),
+        ({"event": "failed", "id": "a", "scope": "x"}, "scope is 'x', expected one of records, client, subject"),
+        ({"event": "acknowledged", "lines": []}, "client is missing"),
+        ({"event": "acknowledged", "client": 1, "lines": [1]}, "lines is [1], expected a list of texts"),
+        (
+            {"event": "cover_failed", "round": 1, "session": "s", "commitments": {"x": "0" * 64}},
+            f"commitments is {str({'x': '0' * 64})[:59]}…, expected a SHA-256 by client",
+        ),
+        (
+            {"event": "verified", "id": "a", "records": {"x": 0.5}},
+            "records is {'x': 0.5}, expected whole numbers by name",
+        ),
+        ({"event": "resumed", "stage": "unlearn", "round": -1}, "round is -1, expected a whole number"),
+        ({"event": "of a later version", "round": -1}, "round is -1, expected a whole number"),
+        ({"event": "queried", "server_lines": 1.5}, "server_lines is 1.5, expected a whole number"),
+    ],
+)
+def test_a_fault_names_the_field_what_it_is_and_what_was_expected(line, fault):
+    assert line_fault(line) == fault
+
+
+def test_unknown_fields_and_events_are_left_alone():
+    assert not line_fault({"event": "served", "id": "a", "colour": -1, "unlearn-loss": "x"})
+    assert not line_fault({"event": "of a later version", "time": 1.0, "id": "a", "colour": -1})
+    assert events.read_event({"event": "of a later version"}).name == "of a later version"
+    for name in ("event", "request_event", "unknown_event", "unknown_request_event", "called"):
+        assert events.read_event({"event": name, "id": "a"}).name == name
+
+
+@pytest.fixture
+def escalated():
+    """The example of CONTRIBUTING.md, as it would stand in `events`."""
+    text = (Path(__file__).resolve().parents[4] / "CONTRIBUTING.md").read_text("utf-8")
+    exec(re.search(r"### An event of .*?```python\n(.*?)```", text, re.DOTALL)[1], {**vars(events)})
+    yield {"level": 2}
+    del events.TYPES["escalated"]
+
+
+def test_a_new_event_is_read_checked_replayed_and_shown_without_any_other_edit(tmp_path, escalated):
+    book = Ledger(tmp_path / "requests.jsonl")
+    book.submit(Request("a", 1, ("x",), 1, "art. 17"))
+    about = {"id": "a", "client": 1, "scope": "records"}
+    book.note("escalated", **about, **escalated)
+    assert Ledger(book.path).get("a").reason == "art. 17, urgent (2)"
+    with pytest.raises(ValueError, match="level is -1, expected a whole number"):
+        book.note("escalated", **about, level=-1)
+    lines = check_chain(book.path).entries
+    assert "escalated" in str(timeline(lines))
+    assert call("request", "verify", book.path).out.endswith("unbroken, ends with " + lines[-1]["hash"][:12] + "…\n")
+    Chain(book.path).append([{"event": "escalated", "time": 2e9, **about, "level": "high"}])
+    verified = call("request", "verify", book.path)
+    assert verified.code == 0, "nobody altered it"
+    assert "line 3 is as it was written, and makes no sense: level is 'high', expected a whole number" in verified.out
+
+
+def test_a_new_event_is_shown_by_the_node_on_which_the_request_was_made(tmp_path, escalated):
+    ledger = NodeLedger(tmp_path)
+    ledger.submit(["x"], identifier="art17")
+    ledger.note("escalated", "art17", **escalated)
+    assert "open, urgent (2)" in call("request", "list", "--node-dir", tmp_path).out
+    with pytest.raises(ValueError, match="level is 'high', expected a whole number"):
+        ledger.note("escalated", "art17", level="high")
+    assert len(ledger.entries()) == 2
+
+
+def test_what_makes_no_sense_after_other_lines_is_told_by_the_check(tmp_path):
+    book = Ledger(tmp_path / "requests.jsonl")
+    book.submit(Request("a", 1, ("x",), 1))
+    served = {"event": "served", "time": 2e9, "round": 1}
+    Chain(book.path).append([{**served, "id": "b", "client": 1}, {**served, "id": "a", "client": 2}])
+    out = call("request", "verify", book.path).out
+    assert "line 2 is as it was written, and makes no sense: event 'served' names request 'b'" in out
+    assert "line 3 is as it was written, and makes no sense: event 'served' of 'a' is of client 2, not 1" in out

@@ -173,10 +173,8 @@ def test_a_demand_about_a_person_stands_until_it_is_withdrawn(node, caplog):
         assert trained(node) == ["z"]
     assert len([r for r in caplog.records if "held back" in r.message]) == 1, "it is told once"
     (request,) = NodeLedger(node.path).requests()
-    assert (request.record_ids, request.held_back) == (
-        ("a",),
-        ("n",),
-    ) and "1 later record held back" in request.progress
+    assert (request.record_ids, request.held_back) == (("a",), ("n",))
+    assert "1 later record held back" in request.progress
     assert [r.record_ids for r in NodeLedger(node.path).unsettled()] == [("a",)], (
         "the server is told what was asked for"
     )
