@@ -266,15 +266,15 @@ def unsettled_sessions(folder: Path) -> dict[str, str]:
 def read_opened(path: Path) -> Opened:
     """The file that `oblivionis request open` writes. SealError for what is none, or does not fit its commitment."""
     try:
-        found = read_json(path)
+        content = read_json(path)
     except FileNotFoundError:
         raise SealError(f"{path} cannot be read: there is no such file") from None
     except FileError as error:
         raise SealError(f"{path} is no opened request: {error}") from None
-    if found.get("format") != FORMAT or found.get("version") != VERSION:
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise SealError(f"{path} is no opened request, as `oblivionis request open` of this version writes it")
     try:
-        opened = msgspec.convert({k: v for k, v in found.items() if k not in ("format", "version")}, _Opened)
+        opened = msgspec.convert({k: v for k, v in content.items() if k not in ("format", "version")}, _Opened)
     except msgspec.ValidationError as error:
         raise SealError(f"{path} is no opened request: {error}") from None
     demand = Demand(opened.demand.request_id, opened.demand.scope, opened.demand.record_ids)
