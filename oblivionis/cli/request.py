@@ -17,7 +17,7 @@ from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from oblivionis.chain import Checked
-    from oblivionis.erasure.node_ledger import NodeRequest
+    from oblivionis.erasure.request import NodeRequest
 
 _ID_WIDTH = len("20260301-0a1b2c3d")
 
@@ -253,4 +253,4 @@ def _ledger(checked: Checked, faults: list[str], untested: str) -> dict[str, Any
 
 def _row(request: NodeRequest) -> list[str]:
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(request.time))
-    return [request.id, made, request.forgets, request.told, request.reason]
+    return [request.id, made, request.forgets, request.progress, request.reason]

@@ -27,8 +27,9 @@ from filelock import FileLock, Timeout
 from oblivionis.client.node_policy import MOST_RANK, POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config import dataset_traits, extension_traits
 from oblivionis.config.schema import OWN_RECORDS, Config, Data, Model, Unlearning
-from oblivionis.erasure.node_ledger import NodeLedger, own_id
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.records_on_node import NODE_DIR
+from oblivionis.erasure.request_states import own_id
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json

@@ -20,31 +20,23 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from oblivionis.config.schema import Config
+from oblivionis.erasure.events import Committed, read_event
 from oblivionis.erasure.node_folder import NodeFolder
-from oblivionis.erasure.node_ledger import (
-    COMMITTED,
-    LEDGER_FILE,
-    REJOINED,
-    SEALED,
-    NodeLedger,
-    NodeRequest,
-    lack,
-    replay,
-)
+from oblivionis.erasure.node_ledger import COMMITTED, REJOINED, SESSION, NodeLedger, not_held
 from oblivionis.erasure.query_schema import COUNTED, LEFT_OUT, LONGEST_SESSION, ROLLED_BACK, SessionOutcome
 from oblivionis.erasure.records_on_node import read_node
+from oblivionis.erasure.request import SEALED, NodeRequest
+from oblivionis.erasure.request_states import NodeStates
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import read_json
 
-SESSION: Final = "session"
-"""Event of a node's ledger: what the server said of a cover exchange."""
 MOST_EXCHANGES = 3
 """A request goes into so many exchanges, then it waits for its user. A server that says of sums which it knows that
 they came to nothing, or holds run after run, each time among other clients, would narrow down who asks."""
@@ -129,17 +121,17 @@ def join(
     and one that was joined `MOST_JOINS` times.
     """
 
-    def choose(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
-        due, lacking = _due(replay(folder / LEDGER_FILE, lines), run, most_exchanges), []
+    def choose(requests: Mapping[str, NodeRequest]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
+        due, unserved = _due(requests, run, most_exchanges), []
         for request in due if held is not None else ():
-            if reason := lack(request.record_ids, held or ()):
-                lacking.append((request, reason))
+            if reason := not_held(request.record_ids, held or ()):
+                unserved.append((request, reason))
         failed = [
             {"event": "failed", "id": request.id, "run": run, "reason": reason}
-            for request, reason in lacking
+            for request, reason in unserved
             if not request.note.endswith(reason)
         ]
-        out = {request.id for request, _ in lacking}
+        out = {request.id for request, _ in unserved}
         return _demands([request for request in due if request.id not in out]), failed
 
     return _enter(folder, run, session, client, choose)
@@ -147,8 +139,8 @@ def join(
 
 def share_of(folder: Path, session: str) -> Share | None:
     """What `join` gave, for the later messages of the exchange; None before it. Nothing is written."""
-    line = _Standing(NodeLedger(folder).lines()).committed.get(session)
-    return None if line is None else _share(line)
+    committed = NodeLedger(folder).states().committed.get(session)
+    return None if committed is None else _share(committed)
 
 
 def demands_of(folder: Path, run: str) -> tuple[Demand, ...]:
@@ -157,7 +149,7 @@ def demands_of(folder: Path, run: str) -> tuple[Demand, ...]:
     Those neither settled, nor served in this run, nor in an exchange of it whose outcome is open, nor in
     `MOST_EXCHANGES` so far. No record twice.
     """
-    return _demands(_due({r.id: r for r in NodeLedger(folder).requests()}, run))
+    return _demands(_due(NodeLedger(folder).states().requests, run))
 
 
 def commit(folder: Path, session: str, demands: Sequence[Demand], *, run: str, client: int) -> str:
@@ -167,8 +159,7 @@ def commit(folder: Path, session: str, demands: Sequence[Demand], *, run: str, c
     or client, and for a request that was not made on this node.
     """
 
-    def choose(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
-        known = replay(folder / LEDGER_FILE, lines)
+    def choose(known: Mapping[str, NodeRequest]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
         if strange := next((d.request_id for d in demands if d.request_id not in known), None):
             raise SealError(f"request {strange!r} was not made on this node")
         return tuple(demands), []
@@ -182,17 +173,19 @@ def commit(folder: Path, session: str, demands: Sequence[Demand], *, run: str, c
 def give_up(folder: Path, session: str, reason: str) -> None:
     """Note that this node added nothing for its requests of `session`: they stay open, also when it counts."""
 
+    ledger = NodeLedger(folder)
+
     def make(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        standing = _Standing(lines)
-        committed = standing.committed.get(session)
+        states = ledger.states_after(lines)
+        committed = states.committed.get(session)
         if committed is None:
             raise SealError(f"this node was in no session {session!r}")
-        yield from standing.reopened(session, committed["run"], reason, own=True)
+        yield from _reopened(states, session, committed.run, reason, own=True)
 
-    NodeLedger(folder).extend(make)
+    ledger.extend(make)
 
 
-def told(folder: Path, outcomes: Sequence[SessionOutcome], *, run: str = "") -> list[str]:
+def enter_outcomes(folder: Path, outcomes: Sequence[SessionOutcome], *, run: str = "") -> list[str]:
     """Enter what the server says of exchanges; returns the `line` of each that is in the ledger then.
 
     The requests of one that counts are served, those of the others open again. An outcome about an exchange that this
@@ -200,26 +193,28 @@ def told(folder: Path, outcomes: Sequence[SessionOutcome], *, run: str = "") -> 
     speaks. Since it repeats what a node has not confirmed, its exchanges that are neither told now nor before are lost.
     """
 
+    ledger = NodeLedger(folder)
+
     def make(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        standing = _Standing(lines)
+        states = ledger.states_after(lines)
         known = {line["line"] for line in lines if "line" in line}
         for outcome in outcomes:
-            committed = standing.committed.get(outcome.session)
-            if committed is None or committed["run"] != outcome.run or outcome.line in known:
+            committed = states.committed.get(outcome.session)
+            if committed is None or committed.run != outcome.run or outcome.line in known:
                 continue
-            fits = committed["commitment"] == outcome.commitment
+            fits = committed.commitment == outcome.commitment
             said = {k: v for k, v in msgspec.structs.asdict(outcome).items() if v is not None}
-            yield standing.take({"event": SESSION, **said, **({} if fits else {"disputed": True})})
+            yield _taken_up(states, {"event": SESSION, **said, **({} if fits else {"disputed": True})})
             if outcome.outcome == COUNTED and fits:
-                yield from standing.served(outcome)
+                yield from _served(states, outcome)
             else:
-                yield from standing.undone(outcome.session, outcome.run, _why(outcome, fits))
-        for session, committed in standing.committed.items():
-            if run and committed["run"] == run and session in standing.waiting:
-                yield standing.take({"event": SESSION, "session": session, "run": run, "outcome": "lost"})
-                yield from standing.undone(session, run, _LOST)
+                yield from _undone(states, outcome.session, outcome.run, _why(outcome, fits))
+        for session, committed in states.committed.items():
+            if run and committed.run == run and session in states.waiting:
+                yield _taken_up(states, {"event": SESSION, "session": session, "run": run, "outcome": "lost"})
+                yield from _undone(states, session, run, _LOST)
 
-    lines = NodeLedger(folder).extend(make)
+    lines = ledger.extend(make)
     entered = {line["line"] for line in lines if line["event"] == SESSION and "line" in line}
     return [outcome.line for outcome in outcomes if outcome.line in entered]
 
@@ -230,32 +225,32 @@ def open_commitment(folder: Path, request_id: str, audit: Mapping[str, Any] | No
     `audit`: what the node measured. SealError for a request that it did not make, or that no cover exchange has served.
     """
     ledger = NodeLedger(folder)
-    lines = ledger.lines()
-    requests = replay(ledger.path, lines)
-    if request_id not in requests:
-        raise SealError(f"{ledger.path}: this node made no request {request_id!r}{_others(requests)}")
-    session = _Standing(lines).served_in.get(request_id)
-    if session is None:
+    states = ledger.states()
+    request = states.requests.get(request_id)
+    if request is None:
+        raise SealError(f"{ledger.path}: this node made no request {request_id!r}{_others(states.requests)}")
+    session = states.served_in.get(request_id, "")
+    outcome, committed = states.outcomes.get(session), states.committed.get(session)
+    if outcome is None or committed is None:
         raise SealError(
-            f"request {request_id!r} is {requests[request_id].told}: there is nothing to open before a cover exchange "
-            "has served it"
+            f"request {request_id!r} is {request.progress}: there is nothing to open before a cover exchange has "
+            "served it"
         )
-    counted = next(e for e in reversed(lines) if e["event"] == SESSION and e["session"] == session)
-    committed = next(e for e in reversed(lines) if e["event"] == COMMITTED and e["session"] == session)
-    salt, digests = _sealed(committed["secret"], _read_demands(committed))
-    demand = next(d for d in _read_demands(committed) if d.request_id == request_id)
+    demands = _read_demands(committed)
+    salt, digests = _sealed(committed.secret, demands)
+    demand = next(d for d in demands if d.request_id == request_id)
     opened = Opened(
-        committed["run"],
+        committed.run,
         session,
-        counted["round"],
-        committed["client"],
+        outcome.round or 0,
+        committed.client,
         demand,
-        (salt, _salt(committed["secret"], f"request {request_id}")),
+        (salt, _salt(committed.secret, f"request {request_id}")),
         digests,
-        committed["commitment"],
-        counted["line"],
+        committed.commitment,
+        outcome.line,
         dict(audit or {}),
-        tuple(i for i in requests[request_id].everything if i not in demand.record_ids),
+        tuple(i for i in request.everything if i not in demand.record_ids),
     )
     opened.check()
     return opened
@@ -263,25 +258,23 @@ def open_commitment(folder: Path, request_id: str, audit: Mapping[str, Any] | No
 
 def unsettled_sessions(folder: Path) -> dict[str, str]:
     """By request that is not settled, the session that it is sealed in or that served it."""
-    ledger = NodeLedger(folder)
-    lines = ledger.lines()
-    standing, requests = _Standing(lines), replay(ledger.path, lines)
-    sessions = {**standing.served_in, **standing.sealed}
-    return {name: session for name, session in sessions.items() if not requests[name].settled}
+    states = NodeLedger(folder).states()
+    sessions = {**states.served_in, **states.sealed}
+    return {name: session for name, session in sessions.items() if not states.requests[name].settled}
 
 
 def read_opened(path: Path) -> Opened:
     """The file that `oblivionis request open` writes. SealError for what is none, or does not fit its commitment."""
     try:
-        found = read_json(path)
+        content = read_json(path)
     except FileNotFoundError:
         raise SealError(f"{path} cannot be read: there is no such file") from None
     except FileError as error:
         raise SealError(f"{path} is no opened request: {error}") from None
-    if found.get("format") != FORMAT or found.get("version") != VERSION:
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise SealError(f"{path} is no opened request, as `oblivionis request open` of this version writes it")
     try:
-        opened = msgspec.convert({k: v for k, v in found.items() if k not in ("format", "version")}, _Opened)
+        opened = msgspec.convert({k: v for k, v in content.items() if k not in ("format", "version")}, _Opened)
     except msgspec.ValidationError as error:
         raise SealError(f"{path} is no opened request: {error}") from None
     demand = Demand(opened.demand.request_id, opened.demand.scope, opened.demand.record_ids)
@@ -310,58 +303,36 @@ def sealed_counts(node: NodeFolder) -> tuple[int, int]:
     return count, count
 
 
-class _Standing:
-    """What the lines of a node's ledger come to: which exchanges it was in, and which of its requests they serve.
+def _taken_up(states: NodeStates, line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line that is about to be entered; `states` are then those after it."""
+    states.apply(read_event(line))
+    return line
 
-    `committed`: by session the line; `waiting`: sessions whose outcome is open; `sealed`, `served_in`: by request the
-    session that it is sealed in, and that served it.
-    """
 
-    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self.committed: dict[str, Mapping[str, Any]] = {}
-        self.waiting: set[str] = set()
-        self.sealed: dict[str, str] = {}
-        self.served_in: dict[str, str] = {}
-        for line in lines:
-            self.take(line)
+def _served(states: NodeStates, outcome: SessionOutcome) -> Iterator[Mapping[str, Any]]:
+    """Lines by which the requests that are sealed in the exchange are served."""
+    models = {"before": outcome.before, "after": outcome.after}
+    known = {name: model for name, model in models.items() if model is not None}
+    about = {"session": outcome.session, "run": outcome.run, "round": outcome.round, **known}
+    for request_id in [i for i, session in states.sealed.items() if session == outcome.session]:
+        yield _taken_up(states, {"event": "served", "id": request_id, **about})
 
-    def take(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take up a line; returns it."""
-        event = line["event"]
-        if event == COMMITTED:
-            self.committed[line["session"]] = line
-            self.waiting.add(line["session"])
-            for demand in line["demands"]:
-                self.sealed[demand["id"]] = line["session"]
-                self.served_in.pop(demand["id"], None)
-        elif event == SESSION:
-            self.waiting.discard(line["session"])
-        elif event == "served" and "session" in line:
-            self.sealed.pop(line["id"], None)
-            self.served_in[line["id"]] = line["session"]
-        elif event in (LEFT_OUT, ROLLED_BACK) and "id" in line:
-            self.sealed.pop(line["id"], None)
-            self.served_in.pop(line["id"], None)
-        return line
 
-    def served(self, outcome: SessionOutcome) -> Iterator[Mapping[str, Any]]:
-        """Lines by which the requests that are sealed in the exchange are served."""
-        models = {"before": outcome.before, "after": outcome.after}
-        about = {"session": outcome.session, "run": outcome.run, "round": outcome.round, **models}
-        for request_id in [i for i, session in self.sealed.items() if session == outcome.session]:
-            yield self.take({"event": "served", "id": request_id, **about})
+def _undone(states: NodeStates, session: str, run: str, reason: str) -> Iterator[Mapping[str, Any]]:
+    """Lines by which the requests of the exchange are open again, whether they were sealed in it or served."""
+    yield from _reopened(states, session, run, reason)
+    about = {"session": session, "run": run, "reason": reason}
+    for request_id in [i for i, of in states.served_in.items() if of == session]:
+        yield _taken_up(states, {"event": ROLLED_BACK, "id": request_id, **about})
 
-    def undone(self, session: str, run: str, reason: str) -> Iterator[Mapping[str, Any]]:
-        """Lines by which the requests of the exchange are open again, whether they were sealed in it or served."""
-        yield from self.reopened(session, run, reason)
-        for request_id in [i for i, of in self.served_in.items() if of == session]:
-            yield self.take({"event": ROLLED_BACK, "id": request_id, "session": session, "run": run, "reason": reason})
 
-    def reopened(self, session: str, run: str, reason: str, *, own: bool = False) -> Iterator[Mapping[str, Any]]:
-        """The same of those that are sealed in it; `own`: it is the node that says so."""
-        about = {"session": session, "run": run, "reason": reason, **({"own": True} if own else {})}
-        for request_id in [i for i, of in self.sealed.items() if of == session]:
-            yield self.take({"event": LEFT_OUT, "id": request_id, **about})
+def _reopened(
+    states: NodeStates, session: str, run: str, reason: str, *, own: bool = False
+) -> Iterator[Mapping[str, Any]]:
+    """Lines by which the requests sealed in the exchange are open again; `own`: it is the node that says so."""
+    about = {"session": session, "run": run, "reason": reason, **({"own": True} if own else {})}
+    for request_id in [i for i, of in states.sealed.items() if of == session]:
+        yield _taken_up(states, {"event": LEFT_OUT, "id": request_id, **about})
 
 
 class _Demand(msgspec.Struct):
@@ -390,46 +361,51 @@ class _Opened(msgspec.Struct, forbid_unknown_fields=True):
     covered: tuple[str, ...] = ()
 
 
-_Choice = Callable[[Sequence[Mapping[str, Any]]], tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]]
+_Choice = Callable[[Mapping[str, NodeRequest]], tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]]
 
 
 def _enter(folder: Path, run: str, session: str, client: int, choose: _Choice) -> Share:
-    """Commit, once for a session, to what `choose` makes of the ledger's lines, after further lines that it gives."""
+    """Commit, once for a session, to what `choose` makes of the node's requests, after further lines that it gives."""
     if not session or len(session) > LONGEST_SESSION or not session.isprintable():
         raise SealError(f"expected a session's name of 1 to {LONGEST_SESSION} printable characters")
+    ledger = NodeLedger(folder)
 
     def make(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        standing = _Standing(lines)
-        known = standing.committed.get(session)
+        states = ledger.states_after(lines)
+        known = states.committed.get(session)
         if known is not None:
-            if (known["run"], known["client"]) != (run, client):
+            if (known.run, known.client) != (run, client):
                 raise SealError(f"session {session!r} is one of another run or client")
             again = sum(e["event"] == REJOINED and e["session"] == session for e in lines)
             if again >= MOST_JOINS - 1:
                 raise SealError(f"session {session!r} was begun {MOST_JOINS} times already")
-            yield {"event": REJOINED, "session": session, "requests": [d["id"] for d in known["demands"]]}
-            if session not in standing.waiting:  # its sum is made again
-                yield {k: v for k, v in known.items() if k not in ("time", "prev", "hash")} | {"again": True}
+            yield {"event": REJOINED, "session": session, "requests": [demand.id for demand in known.demands]}
+            if session not in states.waiting:  # its sum is made again
+                yield {**_committed(run, session, client, _read_demands(known), known.secret), "again": True}
             return
-        demands, further = choose(lines)
+        demands, further = choose(states.requests)
         yield from further
-        secret = secrets.token_hex(32)
-        salt, digests = _sealed(secret, demands)
-        yield {
-            "event": COMMITTED,
-            "run": run,
-            "session": session,
-            "client": client,
-            "demands": [{"id": d.request_id, "scope": d.scope, "record_ids": list(d.record_ids)} for d in demands],
-            "secret": secret,
-            "commitment": commit_to(run, session, client, salt, digests),
-        }
+        yield _committed(run, session, client, demands, secrets.token_hex(32))
 
-    return _share(_Standing(NodeLedger(folder).extend(make)).committed[session])
+    return _share(ledger.states_after(ledger.extend(make)).committed[session])
 
 
-def _share(line: Mapping[str, Any]) -> Share:
-    return Share(line["session"], _read_demands(line), line["commitment"])
+def _committed(run: str, session: str, client: int, demands: Sequence[Demand], secret: str) -> Mapping[str, Any]:
+    """The line by which a node commits to its demands in an exchange."""
+    salt, digests = _sealed(secret, demands)
+    return {
+        "event": COMMITTED,
+        "run": run,
+        "session": session,
+        "client": client,
+        "demands": [{"id": d.request_id, "scope": d.scope, "record_ids": list(d.record_ids)} for d in demands],
+        "secret": secret,
+        "commitment": commit_to(run, session, client, salt, digests),
+    }
+
+
+def _share(committed: Committed) -> Share:
+    return Share(committed.session, _read_demands(committed), committed.commitment)
 
 
 def _due(requests: Mapping[str, NodeRequest], run: str, most_exchanges: int = MOST_EXCHANGES) -> list[NodeRequest]:
@@ -453,8 +429,8 @@ def _demands(requests: Sequence[NodeRequest]) -> tuple[Demand, ...]:
     return tuple(demands)
 
 
-def _read_demands(line: Mapping[str, Any]) -> tuple[Demand, ...]:
-    return tuple(Demand(d["id"], d["scope"], tuple(d["record_ids"])) for d in line["demands"])
+def _read_demands(committed: Committed) -> tuple[Demand, ...]:
+    return tuple(Demand(d.id, d.scope, d.record_ids) for d in committed.demands)
 
 
 def _sealed(secret: str, demands: Sequence[Demand]) -> tuple[str, tuple[str, ...]]:

@@ -12,78 +12,39 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oblivionis.chain import GENESIS, HASH, Chain
-from oblivionis.erasure.ledger_schema import OWN, line_fault
+from oblivionis.erasure.events import (
+    OWN,
+    Acknowledged,
+    CoverExchange,
+    CoverFailed,
+    CoverUndone,
+    Event,
+    RequestEvent,
+    Submitted,
+    line_fault,
+    read_event,
+)
+from oblivionis.erasure.request import COVERED, PENDING, REJECTED, Request, RequestError
+from oblivionis.erasure.request import SERVED as SERVED
 from oblivionis.erasure.request_queue import Queue, Turn
-from oblivionis.erasure.verification_rules import NOT_VERIFIED, VERIFIED, Judgement
-from oblivionis.errors import OblivionisError
+from oblivionis.erasure.request_states import RunStates
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement
 from oblivionis.files import parse_lines, read_bytes
-from strategies.message_keys import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+from strategies.message_keys import SCOPE_CLIENT, SCOPE_SUBJECT
 
-PENDING, SERVED, REJECTED, COVERED = "pending", "served", "rejected", "covered"
 EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE = "cover_exchange", "cover_failed", "cover_undone"
 """Lines about cover exchanges: it counts; it came to no sum; a resumed run goes on before it."""
-OUTCOMES = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back")
-"""Events that whoever made a request is told of; besides, that it is covered from the start."""
-
-
-class RequestError(OblivionisError):
-    """A request file or ledger that cannot be understood."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One demand of one client to forget records that it holds.
-
-    `client` is the partition id. `round` is the first round in which the request may be served. `scope` is one of
-    `strategies.rounds.request_source.SCOPES`: single records, all records of a client that leaves, or those about
-    `subject`. The requests that come of one demand about a subject, one per client, share a `group`. `already` counts
-    the records within the scope that earlier requests had asked for; they are not among `record_ids`, but are `covered`
-    (empty in ledgers of earlier versions, which do not name them). `attempts` counts exchanges
-    that failed, `failure` is the reason of the latest. `rouge`, `judged`, `why`: what the latest verification measured
-    and found (`oblivionis.erasure.verification_rules`). `told`: the id by which
-    the client itself knows a request that it made, empty for one that the server's policy made. `included`, `excluded`:
-    of a demand about a subject, the records of all clients that are named alike and were said to be about the subject,
-    or not (`oblivionis.erasure.named_alike`).
-    """
-
-    id: str
-    client: int
-    record_ids: tuple[str, ...]
-    round: int
-    reason: str = ""
-    state: str = PENDING
-    attempts: int = 0
-    served_round: int | None = None
-    scope: str = SCOPE_RECORDS
-    subject: str = ""
-    group: str = ""
-    already: int = 0
-    failure: str = ""
-    rouge: float | None = None
-    told: str = ""
-    judged: str = ""
-    why: str = ""
-    covered: tuple[str, ...] = ()
-    included: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-
-    @property
-    def outcome(self) -> str:
-        """What the latest verification found; the state of a request that was not verified since it was served."""
-        if self.state != SERVED or self.rouge is None:
-            return self.state
-        return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
 
 
 class Ledger:
     """The requests of one run, kept as a JSON-lines file of events that is only ever appended to.
 
-    States: pending → served → verified, or rejected with a reason; a request all of whose records were asked for before
-    is `covered` from the start and never served. Every event carries a wall-clock time, the round, the client and the
-    scope, with the subject if there is one; what a client told with its reply stands by itself, under `told`, and can
-    change nothing of that. Submitting an id twice changes nothing. After a resume, `roll_back` returns
-    to `pending` what was served after the checkpoint that the run continues from. Each line names the hash of the line
-    before it (`oblivionis.chain`). Ledgers written before there were scopes or hashes can be read.
+    `oblivionis.erasure.events` declares the events, `oblivionis.erasure.request_states` says what becomes of a request
+    by them. Every event about one carries a wall-clock time, the round, the client and the scope, with the subject if
+    there is one; the numbers that a client reported stand by themselves, under `told`, and can change nothing of that.
+    Submitting an id twice changes nothing. After a resume, `roll_back` returns to `pending` what was served after the
+    checkpoint that the run continues from. Each line names the hash of the line before it (`oblivionis.chain`). Ledgers
+    written before there were scopes or hashes can be read.
 
     A client that made a request itself is told what becomes of it: `unacknowledged` has what it has not confirmed.
 
@@ -95,7 +56,8 @@ class Ledger:
 
     def __init__(self, path: Path, entries: Sequence[Mapping[str, Any]] | None = None) -> None:
         self.path = path
-        self._requests: dict[str, Request] = {}
+        self._states = RunStates()
+        self._requests = self._states.requests
         self._place: dict[str, int] = {}
         self._of_client: dict[int, list[str]] = {}
         self._pending: dict[str, None] = {}
@@ -106,7 +68,7 @@ class Ledger:
         self.rejections = 0
         self._served_in: dict[int, dict[str, None]] = {}
         self._submitted_for: dict[int, list[str]] = {}
-        self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self._unconfirmed: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
         self._exchanges: set[str] = set()
         data = b""
@@ -189,8 +151,8 @@ class Ledger:
             of_client[request.client] += 1
             return most_of_client is None or of_client[request.client] <= most_of_client
 
-        found = self._queue.first(most, self._is_in_turn, takes)
-        return [self._requests[request_id] for request_id in sorted(found)]
+        chosen = self._queue.first(most, self._is_in_turn, takes)
+        return [self._requests[request_id] for request_id in sorted(chosen)]
 
     def served_in(self, server_round: int) -> list[Request]:
         """The requests that were served in `round`, also those verified since, in the order in which they were made."""
@@ -218,11 +180,11 @@ class Ledger:
     def rejected(self, request_id: str, server_round: int, reason: str) -> None:
         self._append("rejected", self._requests[request_id], round=server_round, reason=reason)
 
-    def verified(self, request_id: str, server_round: int, found: Judgement, limit: float) -> None:
+    def verified(self, request_id: str, server_round: int, judgement: Judgement, limit: float) -> None:
         """Record the outcome of a check: a request that is not verified by it stays served."""
-        event = "verified" if found.outcome == VERIFIED else "verification_failed"
-        info = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
-        counts = {"records": found.counts} if found.records else {}
+        event = "verified" if judgement.outcome == VERIFIED else "verification_failed"
+        info = {"outcome": judgement.outcome, "why": judgement.why, "rouge": judgement.recall, "limit": limit}
+        counts = {"records": judgement.counts} if judgement.records else {}
         self._append(event, self._requests[request_id], round=server_round, **info, **counts)
 
     def roll_back(self, server_round: int) -> list[str]:
@@ -245,29 +207,47 @@ class Ledger:
 
     def unacknowledged(self, client: int) -> list[Mapping[str, Any]]:
         """The lines that `client` is to be told of and has not confirmed, in their order."""
-        return list(self._untold.get(client, {}).values())
+        return list(self._unconfirmed.get(client, {}).values())
 
     @property
     def has_unacknowledged(self) -> bool:
         """Whether any client has yet to confirm something."""
-        return any(self._untold.values())
+        return any(self._unconfirmed.values())
 
     def acknowledged(self, client: int, hashes: Iterable[str]) -> None:
         """Note that `client` has entered these lines into its own ledger; others than it was told of are ignored."""
-        known = [h for h in hashes if h in self._untold.get(client, {})]
+        known = [h for h in hashes if h in self._unconfirmed.get(client, {})]
         if known:
             self.note("acknowledged", client=client, lines=known)
 
     def read(self, entry: Mapping[str, Any]) -> None:
         """Take up a line that is written already. RequestError where it makes no sense after those before it."""
-        if fault := line_fault(entry):
-            raise RequestError(fault)
-        try:
-            self._apply(entry)
-        except (KeyError, ValueError) as error:
-            raise RequestError(
-                f"{entry['event']} of {entry.get('id', 'no request')}: {error} is missing or unfit"
-            ) from None
+        event = read_event(entry)
+        if not isinstance(event, RequestEvent):
+            self._take_up(event)
+            self._notes.append(entry)
+            return
+        before = self._requests.get(event.id)
+        request = self._states.apply(event)
+        assert request is not None
+        if isinstance(event, Submitted):
+            self._of_client.setdefault(request.client, []).append(request.id)
+            self._submitted_for.setdefault(request.round, []).append(request.id)
+        self._enter(before, request)
+        if request.told and (event.reported or request.state == COVERED):
+            event.need("hash")
+            self._unconfirmed.setdefault(request.client, {})[event.hash] = entry
+
+    def _take_up(self, event: Event) -> None:
+        """Take up an event about no request."""
+        if isinstance(event, CoverExchange | CoverFailed):
+            event.need("hash")
+            self._exchanges.add(event.hash)
+        elif isinstance(event, CoverUndone) and event.of not in self._exchanges:
+            raise RequestError(f"event {event.name!r} names line {event.of[:12]}…, which is about no exchange")
+        elif isinstance(event, Acknowledged):
+            for line in event.lines:
+                self._unconfirmed.get(event.client, {}).pop(line, None)
 
     def _append(self, event: str, request: Request, **fields: object) -> None:
         self._write(self._entry(event, request, fields))
@@ -295,70 +275,8 @@ class Ledger:
             self.first = line[HASH] if self.first == GENESIS else self.first
             self.read(line)
 
-    def _apply(self, entry: Mapping) -> None:
-        if "id" not in entry:
-            if entry["event"] in (EXCHANGE, EXCHANGE_FAILED):
-                self._exchanges.add(entry[HASH])
-            elif entry["event"] == EXCHANGE_UNDONE and entry["of"] not in self._exchanges:
-                raise RequestError(
-                    f"event {EXCHANGE_UNDONE!r} names line {entry['of'][:12]}…, which is about no exchange"
-                )
-            self._notes.append(entry)
-            if entry["event"] == "acknowledged":
-                for line in entry["lines"]:
-                    self._untold.get(int(entry["client"]), {}).pop(line, None)
-            return
-        self._apply_to_request(entry)
-        request = self._requests[entry["id"]]
-        if request.told and (entry["event"] in OUTCOMES or request.state == COVERED):
-            self._untold.setdefault(request.client, {})[entry[HASH]] = entry
-
-    def _apply_to_request(self, entry: Mapping) -> None:
-        event, request_id = entry["event"], entry["id"]
-        if event == "submitted":
-            request = Request(
-                id=request_id,
-                client=int(entry["client"]),
-                record_ids=tuple(entry["record_ids"]),
-                round=int(entry["round"]),
-                reason=entry.get("reason", ""),
-                state=PENDING if entry["record_ids"] else COVERED,
-                scope=entry.get("scope", SCOPE_RECORDS),
-                subject=entry.get("subject", ""),
-                group=entry.get("group", ""),
-                already=int(entry.get("already", 0)),
-                told=entry.get("told", ""),
-                covered=tuple(entry.get("covered", ())),
-                included=tuple(entry.get("included", ())),
-                excluded=tuple(entry.get("excluded", ())),
-            )
-            self._of_client.setdefault(request.client, []).append(request_id)
-            self._submitted_for.setdefault(request.round, []).append(request_id)
-            self._keep(request)
-            return
-        known = self._requests.get(request_id)
-        if known is None:
-            raise RequestError(f"event {event!r} names request {request_id!r}, which was never submitted")
-        if entry["client"] != known.client:
-            raise RequestError(f"event {event!r} of {request_id!r} is of client {entry['client']}, not {known.client}")
-        judged = {"rouge": entry.get("rouge"), "judged": entry.get("outcome", ""), "why": entry.get("why", "")}
-        changes: dict[str, dict] = {
-            "served": {"state": SERVED, "served_round": entry.get("round")},
-            "applied": {},
-            "failed": {"attempts": known.attempts + 1, "failure": entry.get("reason", "")},
-            "rejected": {"state": REJECTED},
-            "verified": {"state": VERIFIED, **judged},
-            "verification_failed": judged,
-            "rolled_back": {"state": PENDING, "served_round": None, "rouge": None, "judged": "", "why": ""},
-        }
-        if event not in changes:
-            raise RequestError(f"unknown event {event!r} for request {request_id!r}")
-        self._keep(replace(known, **changes[event]))
-
-    def _keep(self, request: Request) -> None:
-        """Enter what a request is now, and where it is looked for."""
-        before = self._requests.get(request.id)
-        self._requests[request.id] = request
+    def _enter(self, before: Request | None, request: Request) -> None:
+        """Enter a request where it is looked for, as it is now and was `before`."""
         self._place.setdefault(request.id, len(self._place))
         self._count_off(before, request)
         if before is not None and before.served_round is not None:

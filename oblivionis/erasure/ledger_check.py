@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from oblivionis.chain import GENESIS, HASH, Checked, check_chain
+from oblivionis.erasure.events import Asked, Event, Queried, line_fault, read_event
 from oblivionis.erasure.node_ledger import LEDGER_FILE
+from oblivionis.erasure.request import RequestError
+from oblivionis.erasure.request_states import NodeStates, RunStates
 from oblivionis.errors import RunError
 from oblivionis.files import checked as of_shape
 from oblivionis.runs.run_events import run_name
 
-_Noted = tuple[int, object, object]
+E = TypeVar("E", bound=Event)
+_Noted = tuple[int, str, int]
 """Of the other side: where it says so, with which hash the ledger ended, and after how many lines (0: not known)."""
 Finding = tuple[Checked, list[str]]
 """A ledger and what is wrong with it."""
@@ -79,8 +83,8 @@ class Certified:
             return f"{self.path} is of the run {self.run}, and this is the ledger of {name}: the two cannot be compared"
         if not self.doubt:
             return ""
-        wrong = self.disagrees(run)
-        return f"{self.path} {self.doubt}; {f'it says otherwise: {wrong[0]}' if wrong else 'what it says fits'}"
+        faults = self.disagrees(run)
+        return f"{self.path} {self.doubt}; {f'it says otherwise: {faults[0]}' if faults else 'what it says fits'}"
 
 
 def find_ledger(place: Path) -> Path:
@@ -96,57 +100,75 @@ def check_ledgers(
 ) -> list[Finding]:
     """Check every line of the ledgers in `places` and `node_dirs`; each of the latter also against the one run's.
 
-    `certificates`: of these each says where the run's ledger ended when it was made; what nobody known signed, or is of
-    another run (`Certified.untested`), shows no fault. With these or `node_dirs`, `places` must be the ledger of one
-    run. RunError for what is no ledger.
+    A line that is as it was written and makes no sense is a remark: a program wrote it so. `certificates`: of these
+    each says where the run's ledger ended when it was made; what nobody known signed, or is of another run
+    (`Certified.untested`), shows no fault. With these or `node_dirs`, `places` must be the ledger of one run. RunError
+    for what is no ledger.
     """
     if (node_dirs or certificates) and len(places) != 1:
         raise RunError("--node-dir and --certificate compare with the ledger of one run: name one run folder")
     findings: list[Finding] = []
     for place in [*places, *node_dirs]:
         checked = check_chain(find_ledger(place))
+        checked = replace(checked, remarks=(*checked.remarks, *_senseless(checked)))
         findings.append((checked, list(checked.faults)))
     if node_dirs:
-        (run, wrong), *nodes = findings
-        for node, faults in nodes:
-            wrong_here, wrong_there = compare(run, node)
-            wrong += wrong_here
-            faults += wrong_there
-    for told in certificates:
-        run, wrong = findings[0]
-        wrong += [] if told.untested(run) else told.disagrees(run)
+        (run, run_faults), *nodes = findings
+        for node, node_faults in nodes:
+            of_run, of_node = compare(run, node)
+            run_faults += of_run
+            node_faults += of_node
+    for certified in certificates:
+        run, run_faults = findings[0]
+        run_faults += [] if certified.untested(run) else certified.disagrees(run)
     return findings
+
+
+def _senseless(checked: Checked) -> Iterator[str]:
+    """Which lines of an unbroken ledger say what no program should write, one after another."""
+    made = next((line for line in checked.entries if line.get("event") == "submitted"), {})
+    states = RunStates() if "client" in made else NodeStates()
+    for number, line in enumerate(() if checked.faults else checked.entries, start=1):
+        try:
+            states.apply(read_event(line))
+        except RequestError as error:
+            yield f"line {number} is as it was written, and makes no sense: {error}"
 
 
 def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
     """What is wrong with a run's ledger, and with a node's, by what each noted of the other at every query."""
-    ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
-    name = run_name(run.entries)
-    queries = [(n, e) for n, e in enumerate(node.entries, start=1) if e.get("event") == "queried"]
-    mine = [(n, e) for n, e in queries if e.get("ledger") == ours]
-    if not mine:
-        if any(e.get("run") == name for _, e in queries):
+    first, name = _first(run), run_name(run.entries)
+    queries = list(_events(node, Queried))
+    of_run = [(number, query) for number, query in queries if query.ledger == first]
+    if not of_run:
+        if any(query.run == name for _, query in queries):
             return [f"{node.path} noted another ledger of a run called {name}: this one was replaced"], []
         return [], []
-    heads = [(n, e.get("server_head"), e.get("server_lines", 0)) for n, e in mine]
-    wrong_run = _in_order(heads, run, f"{node.path} noted in line")
-    client = str(mine[-1][1].get("client"))
-    noted = [
-        (n, e["heads"][client], 0)
-        for n, e in enumerate(run.entries, start=1)
-        if e.get("event") == "asked" and client in e.get("heads", {})
-    ]
-    return wrong_run, _in_order(noted, node, f"{run.path} noted in line")
+    heads = [(number, query.server_head, query.server_lines) for number, query in of_run]
+    run_faults = _in_order(heads, run, f"{node.path} noted in line")
+    client = str(of_run[-1][1].client)
+    noted = [(number, asked.heads[client], 0) for number, asked in _events(run, Asked) if client in asked.heads]
+    return run_faults, _in_order(noted, node, f"{run.path} noted in line")
 
 
 def strangers(run: Checked, node: Checked) -> str:
     """Why a run's ledger and a node's cannot be compared; empty where they can, or where one was replaced."""
-    ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
-    name = run_name(run.entries)
-    queries = [e for e in node.entries if e.get("event") == "queried"]
-    if any(e.get("ledger") == ours or e.get("run") == name for e in queries):
+    first, name = _first(run), run_name(run.entries)
+    if any(query.ledger == first or query.run == name for _, query in _events(node, Queried)):
         return ""
     return f"it noted no query of the run of {run.path}: the two cannot be compared"
+
+
+def _first(run: Checked) -> str:
+    """The hash of a ledger's first line, by which others know it."""
+    return next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
+
+
+def _events(checked: Checked, kind: type[E]) -> Iterator[tuple[int, E]]:
+    """The events of a kind with their numbers; lines that make no sense are passed over."""
+    for number, line in enumerate(checked.entries, start=1):
+        if not line_fault(line) and isinstance(event := read_event(line), kind):
+            yield number, event
 
 
 def _in_order(noted: Sequence[_Noted], checked: Checked, who: str) -> list[str]:
@@ -157,11 +179,11 @@ def _in_order(noted: Sequence[_Noted], checked: Checked, who: str) -> list[str]:
     faults: list[str] = []
     reached = -1
     for number, head, count in noted:
-        place, after = places.get(str(head)), f" after {count} lines" if count else ""
+        place, after = places.get(head), f" after {count} lines" if count else ""
         if place is None:
             there = len(checked.hashes)
             faults.append(
-                f"{who} {number} that it ended with {str(head)[:12]}…{after}, and none of the {there} there are has "
+                f"{who} {number} that it ended with {head[:12]}…{after}, and none of the {there} there are has "
                 "that hash: lines are gone, or were written anew"
             )
             return faults

@@ -1,4 +1,4 @@
-"""`request repair`: set lines of a run's ledger aside that no request can have made, and link the others anew."""
+"""`request repair`: set lines of a run's ledger aside that make no sense, and link the others anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.chain import GENESIS, HASH, PREV, check_chain, line_hash, linked
-from oblivionis.erasure.ledger import Ledger, RequestError
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import RequestError
 from oblivionis.errors import RunError
 from oblivionis.files import write_atomic
 
@@ -28,11 +29,11 @@ class Repaired:
 
 
 def repair(path: Path) -> Repaired:
-    """Set aside the lines of the ledger at `path` that say what none can say; nothing is done where there is none.
+    """Set aside the lines of the ledger at `path` that make no sense; nothing is done where there is none.
 
-    Such lines came of replies that told a number by the name of one of the ledger's own fields, before those were kept
-    apart. The lines after them are linked anew, a copy of the file stays beside it, and a last line says all this.
-    Raises RunError for a ledger whose chain is broken: whoever altered it altered it, and that is not mended here.
+    In early versions a client's reply could overwrite the ledger's own fields by numbers of the same names. The lines
+    after such a line are linked anew, a copy of the file as it was is kept in the same folder, and a last line says all
+    this. RunError for a ledger whose chain is broken: somebody altered it, and that is not repaired.
     """
     if not path.exists():
         return Repaired({}, None)

@@ -91,15 +91,15 @@ def signers(audit: Mapping[str, Any]) -> dict[str, str]:
     A moment whose signature is absent, or does not fit the numbers that stand there now, is left out.
     """
     signatures = audit.get("signatures")
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for moment, signed in signatures.items() if isinstance(signatures, Mapping) else ():
         try:
             body = audit_bytes(audit["request"], audit["client"], moment, audit[moment], signed)
             if verified(audit["signed_by"], signed[SIGNATURE], body):
-                found[moment] = audit["signed_by"]
+                keys[moment] = audit["signed_by"]
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
-    return found
+    return keys
 
 
 def _make(path: Path) -> None:

@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from oblivionis.chain import HASH
-from oblivionis.erasure.hidden_requests import told
-from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, REJECTED, Ledger, Request, without
-from oblivionis.erasure.node_ledger import NodeLedger, lack
+from oblivionis.erasure.hidden_requests import enter_outcomes
+from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, Ledger, without
+from oblivionis.erasure.node_ledger import NodeLedger, not_held
 from oblivionis.erasure.query_schema import (
     COUNTED,
     LEFT_OUT,
@@ -34,6 +34,7 @@ from oblivionis.erasure.query_schema import (
     write_question,
 )
 from oblivionis.erasure.record_holders import LedgerRequests, demanded
+from oblivionis.erasure.request import REJECTED, Request
 from oblivionis.errors import OblivionisError
 from strategies import message_keys
 from strategies.message_keys import SCOPE_CLIENT
@@ -76,7 +77,7 @@ class AskingNodes(LedgerRequests):
 
     def tell_again(self, server_round: int) -> None:
         """Tell the nodes of a stage that ended after `round` earlier what they have not confirmed, if anything."""
-        if self._has_untold:
+        if self._has_unconfirmed:
             self._ask(server_round)
 
     def _ask(self, server_round: int) -> dict[int, Answer]:
@@ -98,7 +99,7 @@ class AskingNodes(LedgerRequests):
         return answered
 
     @property
-    def _has_untold(self) -> bool:
+    def _has_unconfirmed(self) -> bool:
         """Whether any node has yet to confirm something."""
         return self._ledger.has_unacknowledged
 
@@ -126,21 +127,21 @@ class NodeRequests(AskingNodes):
     def __init__(self, ledger: Ledger, max_rouge: float, *, most: int = 100, **asking: Any) -> None:
         super().__init__(ledger, max_rouge, **asking)
         self._most, self._round = most, 0
-        self._untold = frozenset[str]()
+        self._unreported = frozenset[str]()
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Ask the nodes, enter what is new, then list what is pending."""
         self._round = server_round
-        untold = set[str]()
+        unreported = set[str]()
         for client, answer in self._ask(server_round).items():
             self._enter(client, answer.requests, server_round)
-            told = {t.id for t in answer.requests}
-            untold.update(r.id for r in self._ledger.of_client(client) if r.told not in told)
-        self._untold = frozenset(untold)
-        return [demanded(r) for r in self.due(server_round, self._most, self._untold)]
+            reported = {r.id for r in answer.requests}
+            unreported.update(r.id for r in self._ledger.of_client(client) if r.told not in reported)
+        self._unreported = frozenset(unreported)
+        return [demanded(r) for r in self.due(server_round, self._most, self._unreported)]
 
     def again(self, server_round: int) -> list[UnlearnRequest]:
-        return [r for r in super().again(server_round) if r.request_id not in self._untold]
+        return [r for r in super().again(server_round) if r.request_id not in self._unreported]
 
     def live(self, client: int) -> int:
         """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
@@ -160,13 +161,13 @@ class NodeRequests(AskingNodes):
         question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes), ledger.count)
         return {**self._settings, **write_question(question)}
 
-    def _enter(self, client: int, told: Sequence[Reported], server_round: int) -> None:
+    def _enter(self, client: int, reported: Sequence[Reported], server_round: int) -> None:
         """Take up what is new, but no more than `most` requests, and in a run no more than name `MOST_RECORDS` records;
         the node tells of the others again."""
-        mine = self._ledger.of_client(client)
-        known = {r.told for r in mine}
-        new = [t for t in told if t.id not in known]
-        taken = as_many_as_fit(new, self._most, sum(len(r.record_ids) + len(r.covered) for r in mine))
+        earlier = self._ledger.of_client(client)
+        known = {r.told for r in earlier}
+        new = [r for r in reported if r.id not in known]
+        taken = as_many_as_fit(new, self._most, sum(len(r.record_ids) + len(r.covered) for r in earlier))
         if left := len(new) - len(taken):
             full = f"for at most {MOST_RECORDS:,} records of one client in a run"
             why = "unlearning.requests.max_per_round" if len(taken) == self._most else full
@@ -175,7 +176,7 @@ class NodeRequests(AskingNodes):
             self._ledger.note("waiting", client=client, round=server_round, count=left)
         if not taken:
             return
-        asked = {i for r in mine if r.state != REJECTED for i in r.record_ids}
+        asked = {i for r in earlier if r.state != REJECTED for i in r.record_ids}
         entered: dict[str, Request] = {}
         for one in taken:
             name = self._free_id(client, one.id, entered)
@@ -203,7 +204,7 @@ class SealedRequests(AskingNodes):
 
     def __init__(self, ledger: Ledger, max_rouge: float, **asking: Any) -> None:
         super().__init__(ledger, max_rouge, **asking)
-        self._untold: dict[int, list[SessionOutcome]] = {}
+        self._unconfirmed: dict[int, list[SessionOutcome]] = {}
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Tell the nodes what became of earlier exchanges; there is never anything that the server could name."""
@@ -261,7 +262,7 @@ class SealedRequests(AskingNodes):
                 self._ledger.note(EXCHANGE_UNDONE, round=entry["round"], session=entry["session"], of=entry[HASH])
 
     def _ask(self, server_round: int) -> dict[int, Answer]:
-        self._untold = untold_sessions(self._ledger, self._run)
+        self._unconfirmed = unconfirmed_sessions(self._ledger, self._run)
         answered = super()._ask(server_round)
         for client, answer in answered.items():
             if answer.requests:
@@ -273,25 +274,25 @@ class SealedRequests(AskingNodes):
 
     def question(self, client: int, server_round: int) -> dict[str, object]:
         """The exchanges whose outcome `client` has not heard, and nothing about requests."""
-        sessions, ledger = tuple(self._untold.get(client, ())), self._ledger
+        sessions, ledger = tuple(self._unconfirmed.get(client, ())), self._ledger
         place = {"head": ledger.head, "lines": ledger.count}
         question = Question(self._run, ledger.first, round=server_round, sealed=True, sessions=sessions, **place)
         return {**self._settings, **write_question(question)}
 
     @property
-    def _has_untold(self) -> bool:
-        return any(untold_sessions(self._ledger, self._run).values())
+    def _has_unconfirmed(self) -> bool:
+        return any(unconfirmed_sessions(self._ledger, self._run).values())
 
     def _confirmed(self, client: int, lines: Sequence[str]) -> None:
-        told = {outcome.line for outcome in self._untold.get(client, ())}
-        if known := [line for line in lines if line in told]:
-            self._ledger.note("acknowledged", client=client, lines=known)
+        known = {outcome.line for outcome in self._unconfirmed.get(client, ())}
+        if confirmed := [line for line in lines if line in known]:
+            self._ledger.note("acknowledged", client=client, lines=confirmed)
 
 
-def untold_sessions(ledger: Ledger, run: str) -> dict[int, list[SessionOutcome]]:
+def unconfirmed_sessions(ledger: Ledger, run: str) -> dict[int, list[SessionOutcome]]:
     """By client what it is to be told of cover exchanges and has not confirmed, in the order of the ledger."""
     confirmed = {(entry["client"], line) for entry in ledger.notes("acknowledged") for line in entry["lines"]}
-    found: dict[int, list[SessionOutcome]] = {}
+    outcomes: dict[int, list[SessionOutcome]] = {}
     exchanges: dict[str, Mapping[str, Any]] = {}
     for entry in ledger.notes(EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE):
         about = exchanges[entry["of"]] if entry["event"] == EXCHANGE_UNDONE else entry
@@ -304,8 +305,8 @@ def untold_sessions(ledger: Ledger, run: str) -> dict[int, list[SessionOutcome]]
             what = COUNTED if counts and about is entry else ROLLED_BACK if about is not entry else LEFT_OUT
             models = {name: about[name] for name in ("before", "after") if what == COUNTED}
             outcome = SessionOutcome(about["session"], run, about["round"], what, entry[HASH], commitment, **models)
-            found.setdefault(client, []).append(outcome)
-    return found
+            outcomes.setdefault(client, []).append(outcome)
+    return outcomes
 
 
 def _by_client(commitments: Mapping[int, str]) -> dict[str, str]:
@@ -336,17 +337,17 @@ def answer_query(
     ledger = NodeLedger(folder)
     about = {"client": client, "round": question.round, "server_head": question.head, "server_lines": question.lines}
     if sealed or question.sealed:
-        lines = told(folder, question.sessions, run=question.run) if question.sealed else []
+        lines = enter_outcomes(folder, question.sessions, run=question.run) if question.sealed else []
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
     confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, **about)
     waiting = sorted(ledger.unsettled(), key=lambda request: request.served_round is not None)
     if held is not None:
-        lacking = {r.id: why for r in waiting if r.scope != SCOPE_CLIENT and (why := lack(r.everything, held))}
+        unserved = {r.id: why for r in waiting if r.scope != SCOPE_CLIENT and (why := not_held(r.everything, held))}
         for request in waiting:
-            why = lacking.get(request.id, "")
+            why = unserved.get(request.id, "")
             if why and request.served_round is None and not request.note.endswith(why):
                 ledger.note("failed", request.id, run=question.run, reason=why)
-        waiting = [r for r in waiting if r.id not in lacking]
+        waiting = [r for r in waiting if r.id not in unserved]
     requests = as_many_as_fit(Reported(r.id, r.scope, r.everything) for r in waiting)
     return write_answer(Answer(requests, ledger.head(), tuple(confirmed)))

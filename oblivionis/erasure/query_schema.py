@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.erasure import verification_rules
+from oblivionis.erasure.events import TYPES, ServerEvent
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import LONGEST_ID, unfit_character
 from strategies import message_keys
@@ -28,7 +29,8 @@ LONGEST_TEXT = 1000
 MOST_REQUESTS, MOST_RECORDS, MOST_LINES = 10_000, 1_000_000, 100_000
 """Requests in an answer, records that they name in all (those of a client in a run, too), and lines that a question
 tells or an answer confirms."""
-EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
+EVENTS = tuple(name for name, of in TYPES.items() if issubclass(of, ServerEvent) and not of.__subclasses__())
+"""Events by which a server tells what became of a request."""
 COUNTED, LEFT_OUT, ROLLED_BACK = "counted", "left_out", "rolled_back"
 """What became of a client's part in a cover exchange: it is in the sum; it is not, or there was no sum; the sum was
 undone by a resumed run."""
@@ -175,25 +177,25 @@ def read_question(config: Mapping[str, object]) -> Question | None:
     return msgspec.structs.replace(question, run=clean(question.run, LONGEST_TEXT))
 
 
-def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]:
-    """A line of the server's ledger as the node `told` of it: by its own id of the request, numbers and hashes only."""
+def outcome_of(entry: Mapping[str, Any], node_id: str, line: str) -> dict[str, Any]:
+    """A line of the server's ledger as a node is told of it: its own id of the request, numbers and hashes only."""
     event = "covered" if entry["event"] == "submitted" else entry["event"]
     kept = {k: entry[k] for k in (*NUMBERS, *HASHES, *WORDS) if entry.get(k) is not None}
     if event in ("failed", "rejected"):
         kept["reason"] = clean(str(entry.get("reason", "")), LONGEST_TEXT)
     if "why" in kept:
         kept["why"] = clean(kept["why"], LONGEST_TEXT)
-    return {"event": event, "id": told, "line": line, "round": int(entry["round"]), **kept}
+    return {"event": event, "id": node_id, "line": line, "round": int(entry["round"]), **kept}
 
 
 def as_many_as_fit(requests: Iterable[Reported], most: int = MOST_REQUESTS, named: int = 0) -> tuple[Reported, ...]:
     """The first `most` of `requests` for whose records there is room beside those that were `named` before."""
-    found, left = list[Reported](), MOST_RECORDS - named
+    taken, left = list[Reported](), MOST_RECORDS - named
     for request in requests:
-        if len(found) < most and len(request.record_ids) <= left:
-            found.append(request)
+        if len(taken) < most and len(request.record_ids) <= left:
+            taken.append(request)
             left -= len(request.record_ids)
-    return tuple(found)
+    return tuple(taken)
 
 
 def write_answer(answer: Answer) -> ConfigRecord:
@@ -220,16 +222,16 @@ def read_answer(record: Mapping[str, object]) -> Answer:
         raise WireError(f"the record counts add up to {sum(counts)}, but there are {len(found.records)} record ids")
     if len(set(ids)) < len(ids):
         raise WireError(f"request {Counter(ids).most_common(1)[0][0]} is told twice")
-    told, start = [], 0
+    requests, start = [], 0
     for name, scope, count in zip(ids, found.scopes, counts, strict=True):
         named = tuple(found.records[start : start + count])
         if len(set(named)) < count:
             raise WireError(f"request {name} names a record twice")
         if unfit := next((c for i in named if (c := unfit_character(i))), ""):
             raise WireError(f"request {name} names a record with the character {unfit} in its id")
-        told.append(Reported(name, scope, named))
+        requests.append(Reported(name, scope, named))
         start += count
-    return Answer(tuple(told), found.head, tuple(found.acknowledged))
+    return Answer(tuple(requests), found.head, tuple(found.acknowledged))
 
 
 def _outcome(number: int, text: str) -> dict[str, Any]:

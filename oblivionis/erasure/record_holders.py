@@ -10,8 +10,9 @@ from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
-from oblivionis.erasure.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request, without
+from oblivionis.erasure.ledger import Ledger, NoRequests, Policy, without
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.request import REJECTED, SERVED, Request
 from oblivionis.erasure.unrequested_records import OpenRecords
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.runs.directory import RunDirectory
@@ -83,8 +84,8 @@ class LedgerRequests(RequestSource):
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
         own = {k: v for k, v in numbers.items() if k in ERASURE}
-        told = {k: v for k, v in numbers.items() if k in UNLEARN}
-        self._ledger.served(request.request_id, server_round, count=len(request.record_ids), told=told, **own)
+        reported = {k: v for k, v in numbers.items() if k in UNLEARN}
+        self._ledger.served(request.request_id, server_round, count=len(request.record_ids), told=reported, **own)
 
     def failed(self, request: UnlearnRequest, server_round: int, reason: str) -> None:
         self._ledger.failed(request.request_id, server_round, reason)
@@ -139,16 +140,16 @@ class LedgerRequests(RequestSource):
         `most_of_client`: no more than so many of one client; `passed_over`: ids of some that wait.
         """
         if self._per_round is not None:
-            found = self._ledger.first_pending(server_round, self._per_round, most_of_client, passed_over)
+            batch = self._ledger.first_pending(server_round, self._per_round, most_of_client, passed_over)
         else:
             counts = Counter[int]()
-            found = []
+            batch = []
             for request in (r for r in self._ledger.pending(server_round) if r.id not in passed_over):
                 counts[request.client] += 1
                 if most_of_client is None or counts[request.client] <= most_of_client:
-                    found.append(request)
-        self._batch = server_round, found
-        return found
+                    batch.append(request)
+        self._batch = server_round, batch
+        return batch
 
     def asked(self, server_round: int) -> list[Request]:
         """The requests that the exchange of `round` is about: its batch if there is one, else all that are pending."""
@@ -175,13 +176,13 @@ class LedgerRequests(RequestSource):
         """The requests that were served and not verified yet."""
         return [r for r in self._ledger if r.state == SERVED]
 
-    def verify(self, server_round: int, found: Mapping[str, Judgement]) -> dict[str, int]:
-        """Enter what was found of served requests, by id; one of which nothing was found stays as it is.
+    def verify(self, server_round: int, judgements: Mapping[str, Judgement]) -> dict[str, int]:
+        """Enter the judgements of served requests, by id; a request without one stays as it is.
 
         Returns how many requests have which outcome.
         """
-        for request in [r for r in self.to_verify() if r.id in found]:
-            self._ledger.verified(request.id, server_round, found[request.id], self._max_rouge)
+        for request in [r for r in self.to_verify() if r.id in judgements]:
+            self._ledger.verified(request.id, server_round, judgements[request.id], self._max_rouge)
         return dict(Counter(request.outcome for request in self._ledger))
 
     def close(self, server_round: int) -> None:

@@ -1,4 +1,4 @@
-"""What the server knows of records that never leave the clients: how many each holds, as the clients told it."""
+"""What the server knows of records that never leave the clients: how many each holds, as the clients report it."""
 
 from __future__ import annotations
 
@@ -41,25 +41,26 @@ class RemoteHoldings:
 
     def count(self, client: int) -> int:
         """Records of `client` when it was asked last; 0 for one that has not answered yet."""
-        return self._told(client, message_keys.NUM_RECORDS)
+        return self._counted(client, message_keys.NUM_RECORDS)
 
     def declared(self, client: int) -> int | None:
         """Records of `client` when it was first asked in this run: no weight of its replies, and no size by
         which it is drawn, is above that.
 
-        None for one that has not answered yet. What a client tells later may only be less.
+        None for one that has not answered yet. What a client reports later may only be less.
         """
         if self._known is None:
             return self.count(client) or None
         if self._nodes is not None and self._known.records(client) is None and self.count(client):
-            self._known.declare({c: told for c in self._nodes.answers if (told := self.count(c))})
+            self._known.declare({c: count for c in self._nodes.answers if (count := self.count(c))})
         return self._known.records(client)
 
     def live(self, client: int, *, without_forget_split: bool) -> int:
         """How many of them it could be trained on then."""
-        return self._told(client, message_keys.LIVE_RECORDS)
+        return self._counted(client, message_keys.LIVE_RECORDS)
 
-    def _told(self, client: int, key: str) -> int:
+    def _counted(self, client: int, key: str) -> int:
+        """A count in the client's newest answer; 0 without one that makes sense."""
         answer = None if self._nodes is None else self._nodes.answers.get(client)
         for record in answer.metric_records.values() if answer is not None else ():
             value = record.get(key)

@@ -23,14 +23,14 @@ class Queue:
     def first(self, most: int, holds: Callable[[Turn], bool], takes: Callable[[str], bool]) -> list[str]:
         """The first `most` ids, in order, that `takes` takes of the turns that hold; all of these stay in the queue."""
         seen: list[Turn] = []
-        found: list[str] = []
-        while self._heap and len(found) < most:
+        chosen: list[str] = []
+        while self._heap and len(chosen) < most:
             turn = heapq.heappop(self._heap)
             if (seen and turn == seen[-1]) or not holds(turn):
                 continue
             seen.append(turn)
             if takes(turn[-1]):
-                found.append(turn[-1])
+                chosen.append(turn[-1])
         for turn in seen:
             heapq.heappush(self._heap, turn)
-        return found
+        return chosen

@@ -12,8 +12,9 @@ from oblivionis.data.subjects import Subjects
 from oblivionis.data.twins import content_key, find_twins, with_twins
 from oblivionis.erasure.named_alike import NOTHING_ALIKE, SHOWN, Decision, decide
 from oblivionis.erasure.node_folder import NodeFolder
-from oblivionis.erasure.node_ledger import DECIDED, WITHDRAWN, NodeLedger, NodeRequest
+from oblivionis.erasure.node_ledger import DECIDED, WITHDRAWN, NodeLedger
 from oblivionis.erasure.records_on_node import read_node
+from oblivionis.erasure.request import NodeRequest
 from oblivionis.erasure.standing_demands import not_meant, stands_for
 from oblivionis.erasure.verification_rules import of_twins
 from oblivionis.errors import OblivionisError
@@ -105,11 +106,8 @@ def submit(
             return Submitted(earlier[-1], len(wanted), ledger.path, decision=decision, made=False)
     else:
         wanted, scope = [r.id for r in records], SCOPE_CLIENT
-    chosen, gone = set(wanted), ledger.asked() | buried
-    more = with_twins(chosen, records) - chosen - gone if twins else frozenset[str]()
+    more, held = _twins_of(wanted, records, ledger.asked() | buried, ask_for=twins)
     wanted += [r.id for r in records if r.id in more]
-    stay = [r for r in records if r.id not in chosen | more | gone]
-    held = {twin.forget for twin in find_twins([r for r in records if r.id in chosen | more], stay)}
     named = {*wanted, *decision.excluded}
     made = ledger.submit(
         wanted,
@@ -122,7 +120,18 @@ def submit(
         contents={r.id: content_key(r) for r in records if r.id in named},
     )
     left_out = len(set(wanted)) - len(made.record_ids)
-    return Submitted(made, left_out, ledger.path, len(more), len(held), decision)
+    return Submitted(made, left_out, ledger.path, len(more), held, decision)
+
+
+def _twins_of(
+    wanted: Collection[str], records: Sequence[Record], gone: Collection[str], *, ask_for: bool
+) -> tuple[frozenset[str], int]:
+    """Twins of the `wanted` records that are to be asked for, too, where `ask_for` says so, and how many of all these
+    have a twin that stays; `gone`: ids of records that were asked for or buried before."""
+    more = with_twins(set(wanted), records) - {*wanted, *gone} if ask_for else frozenset[str]()
+    forget = {*wanted, *more}
+    stay = [r for r in records if r.id not in forget and r.id not in gone]
+    return frozenset(more), len({twin.forget for twin in find_twins([r for r in records if r.id in forget], stay)})
 
 
 def withdraw(node_dir: Path, request_id: str, reason: str) -> tuple[NodeRequest, list[NodeRequest]]:
@@ -175,8 +184,8 @@ def _about(
     """The person's name as the records write it, the ids of all records about them, and what was said of those that are
     named alike: not of those that are `asked` for, nor again of those that `earlier` requests exclude."""
     subjects = Subjects((0, record) for record in records)
-    found, alike = subjects.find(subject), subjects.alike(subject)
-    if found is None and not alike:
+    exact, alike = subjects.find(subject), subjects.alike(subject)
+    if exact is None and not alike:
         hint = did_you_mean(subject, {r.subject for r in records})
         message = f"--subject: no record of {node_dir / 'data'} is about {subject!r}"
         raise OblivionisError(f"{message}; {hint}" if hint else message)
@@ -184,10 +193,10 @@ def _about(
     known = not_meant(NodeFolder(node_dir), earlier, records) - {*yes, *no}
     open_ = [a for a in alike if a.record_id not in asked and a.record_id not in known]
     decision = decide(subject, open_, yes, no)
-    wanted = [*(found.records[0] if found else ()), *decision.included]
+    wanted = [*(exact.records[0] if exact else ()), *decision.included]
     if not wanted and not (earlier and decision.excluded):
         raise OblivionisError(f"--subject: no record is about {subject!r}: those named alike are excluded")
-    return " ".join(subject.split()) if found is None else found.name, wanted, decision
+    return " ".join(subject.split()) if exact is None else exact.name, wanted, decision
 
 
 def _shown(ids: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from oblivionis.data.records import Corpus
 from oblivionis.data.twins import SHOWN, WORD_FOR_WORD, Twin, find_twins, twins_of
-from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import of_twins
 from oblivionis.files import json_text, read_json
 from oblivionis.runs.directory import RunDirectory
@@ -77,10 +77,10 @@ def twins_of_corpus(corpus: Corpus) -> Twins:
 
 def note_twins(run: RunDirectory, corpus: Corpus) -> Twins:
     """Keep in the run what `twins_of_corpus` finds; a resumed run finds the same."""
-    found = twins_of_corpus(corpus)
-    pairs = [{"forget": t.forget, "kept": t.kept, "how": t.how, "similarity": t.similarity} for t in found.pairs]
-    run.keep({FILE: json_text({"records": found.records, "twins": pairs})})
-    return found
+    twins = twins_of_corpus(corpus)
+    pairs = [{"forget": t.forget, "kept": t.kept, "how": t.how, "similarity": t.similarity} for t in twins.pairs]
+    run.keep({FILE: json_text({"records": twins.records, "twins": pairs})})
+    return twins
 
 
 def read_twins(run: RunDirectory) -> Twins | None:
@@ -89,20 +89,20 @@ def read_twins(run: RunDirectory) -> Twins | None:
     FileError, with the key, for a damaged file.
     """
     try:
-        found = read_json(run.path / FILE, _File)
+        content = read_json(run.path / FILE, _File)
     except FileNotFoundError:
         return None
-    return Twins(found["records"], tuple(Twin(**pair) for pair in found["twins"]))
+    return Twins(content["records"], tuple(Twin(**pair) for pair in content["twins"]))
 
 
 def oracle_as_text(run: RunDirectory, never: str = NEVER_SAW) -> str:
     """What a sentence may call the run's retrained model: `never` only where none of the forget set has a twin."""
-    found = read_twins(run)
-    if found is None:
+    twins = read_twins(run)
+    if twins is None:
         return "the retrained model"
-    if not found.pairs:
+    if not twins.pairs:
         return never
-    return f"the retrained model, which was trained on twins of {found.held} of the {found.records} records"
+    return f"the retrained model, which was trained on twins of {twins.held} of the {twins.records} records"
 
 
 def twins_of_requests(corpus: Corpus, asked: Collection[str]) -> tuple[Mapping[str, Sequence[str]], frozenset[str]]:
@@ -112,8 +112,8 @@ def twins_of_requests(corpus: Corpus, asked: Collection[str]) -> tuple[Mapping[s
     twins = _among(corpus, wanted, wanted)
     if wanted == corpus.forget_ids:
         return twins, frozenset(twins)
-    mine = wanted & corpus.forget_ids
-    return twins, wanted - mine | _among(corpus, mine, corpus.forget_ids).keys()
+    own = wanted & corpus.forget_ids
+    return twins, wanted - own | _among(corpus, own, corpus.forget_ids).keys()
 
 
 def scheduled_in_words(corpus: Corpus, requests: Sequence[Request]) -> str:
@@ -121,18 +121,18 @@ def scheduled_in_words(corpus: Corpus, requests: Sequence[Request]) -> str:
     known before the run; empty where none does."""
     held, _ = twins_of_requests(corpus, {i for request in requests for i in request.record_ids})
     counts = {request.id: sum(i in held for i in request.record_ids) for request in requests}
-    found = [f"{name}: {of_twins(count)}" for name, count in counts.items() if count]
-    if not found:
+    reasons = [f"{name}: {of_twins(count)}" for name, count in counts.items() if count]
+    if not reasons:
         return ""
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    which = "the request" if len(found) == 1 else "these requests"
-    return f"{'; '.join(found[:SHOWN])}{more}, word for word or nearly: {which} cannot be verified"
+    more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+    which = "the request" if len(reasons) == 1 else "these requests"
+    return f"{'; '.join(reasons[:SHOWN])}{more}, word for word or nearly: {which} cannot be verified"
 
 
 def _among(corpus: Corpus, wanted: Collection[str], without: Collection[str]) -> dict[str, list[str]]:
     """By record of `wanted` its twins among the training records but `without`."""
     records = [record for record in corpus.train if record.id in wanted]
-    found: dict[str, list[str]] = {}
+    twins: dict[str, list[str]] = {}
     for twin in find_twins(records, [record for record in corpus.train if record.id not in without]):
-        found.setdefault(twin.forget, []).append(twin.kept)
-    return found
+        twins.setdefault(twin.forget, []).append(twin.kept)
+    return twins

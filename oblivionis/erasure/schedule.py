@@ -14,18 +14,11 @@ from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
 from oblivionis.erasure.alternative_answers_check import asks_alternatives, check_alternatives
-from oblivionis.erasure.ledger import (
-    AllAtRound,
-    NoRequests,
-    Policy,
-    RandomClientPerRound,
-    Request,
-    RequestError,
-    Schedule,
-)
+from oblivionis.erasure.ledger import AllAtRound, NoRequests, Policy, RandomClientPerRound, Schedule
 from oblivionis.erasure.named_alike import ALL, NOTHING_ALIKE, Decision, decide
 from oblivionis.erasure.record_holders import Holdings
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.request import Request, RequestError
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.configured_corpus import corpus_of
@@ -139,8 +132,8 @@ def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        faults, found = _read_line(line, number, holdings, last_round)
-        for request in found:
+        faults, made = _read_line(line, number, holdings, last_round)
+        for request in made:
             if request.id in lines and lines[request.id] != number:
                 faults.append(f"the id of line {lines[request.id]} again ({request.id!r}); ids must be unique")
                 break
@@ -205,17 +198,17 @@ def _person(
     Arguments as of `decide`. Raises OblivionisError.
     """
     subjects = holdings.subjects
-    found, alike = subjects.find(name), subjects.alike(name)
-    if found is None and not alike:
+    exact, alike = subjects.find(name), subjects.alike(name)
+    if exact is None and not alike:
         raise OblivionisError(subjects.unknown(name))
     decision = decide(name, alike, include, exclude, options)
-    records = {} if found is None else dict(found.records)
+    records = {} if exact is None else dict(exact.records)
     for record in alike:
         if record.record_id in decision.included:
             records[record.client] = (*records.get(record.client, ()), record.record_id)
     if not records:
         raise OblivionisError(f"no record is about {name!r}: those named alike are excluded")
-    written = " ".join(name.split()) if found is None else found.name
+    written = " ".join(name.split()) if exact is None else exact.name
     return Subject(written, dict(sorted(records.items()))), decision
 
 

@@ -2,8 +2,8 @@
 
 A copy, word for word and about the same subject, of a record that was asked for is buried like it. A record about a
 person whose demand stands is held back, and so is one named alike until it is said whether it is about that person.
-What says nearly what a forgotten record says is trained on, and told: a reader must judge. All of it goes into the
-node's own log and ledger before a record is trained on, so that an audit withholds the same.
+A record that says nearly what a forgotten one says is trained on, and reported: a reader must judge. All of it goes
+into the node's own log and ledger before a record is trained on, so that an audit withholds the same.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from oblivionis.data.records import Record
 from oblivionis.data.subjects import Alike, Subjects
 from oblivionis.data.twins import Twin, content_key, find_twins
 from oblivionis.erasure.node_folder import NodeFolder
-from oblivionis.erasure.node_ledger import HELD_BACK, NEAR_COPIES, NodeLedger, NodeRequest
+from oblivionis.erasure.node_ledger import HELD_BACK, NEAR_COPIES, NodeLedger
 from oblivionis.erasure.records_on_node import contents
+from oblivionis.erasure.request import NodeRequest
 from oblivionis.naming import subject_key
 
 log = logging.getLogger("flwr")
@@ -50,8 +51,8 @@ def not_meant(node: NodeFolder, requests: Sequence[NodeRequest], records: Sequen
     """Ids of `records` that `requests` exclude, as long as these say what they said then."""
     ids = {i for request in requests for i in request.excluded}
     then = {(i, content) for content, (i, _) in NodeLedger(node.path).contents(excluded=True).items()}
-    told = {i for i, _ in then}  # earlier versions did not note what they said
-    return {r.id for r in records if r.id in ids and (r.id not in told or (r.id, content_key(r)) in then)}
+    noted = {i for i, _ in then}  # earlier versions did not note what they said
+    return {r.id for r in records if r.id in ids and (r.id not in noted or (r.id, content_key(r)) in then)}
 
 
 def find_later(node: NodeFolder, records: Sequence[Record], *, near: bool = True) -> Later:
@@ -110,8 +111,8 @@ def hold_back(node: NodeFolder, records: Sequence[Record], *, near: bool = True)
                     _records(unsure),
                 )
     if later.near:
-        told = {i for line in ledger.lines(NEAR_COPIES) for i in line.get("record_ids", ())}
-        if new := list(dict.fromkeys(twin.kept for twin in later.near if twin.kept not in told)):
+        noted = {i for line in ledger.lines(NEAR_COPIES) for i in line.get("record_ids", ())}
+        if new := list(dict.fromkeys(twin.kept for twin in later.near if twin.kept not in noted)):
             ledger.note(NEAR_COPIES, record_ids=new)
             log.warning("%s: trained on, and nearly the same as records that were asked for", _records(new))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from oblivionis.erasure.ledger import REJECTED, Ledger
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import REJECTED
 
 
 class OpenRecords:

@@ -15,8 +15,9 @@ from starlette.responses import RedirectResponse, Response
 
 from oblivionis.data.records import Record
 from oblivionis.erasure.node_folder import NodeFolder
-from oblivionis.erasure.node_ledger import NodeLedger, NodeRequest
+from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.records_on_node import read_node
+from oblivionis.erasure.request import NodeRequest
 from oblivionis.erasure.request_submission import submit
 from oblivionis.erasure.standing_demands import find_later
 from oblivionis.errors import OblivionisError
@@ -128,7 +129,7 @@ def _requests(requests: Sequence[NodeRequest]) -> h.Node:
     if not requests:
         return h.p["None yet."]
     rows = [
-        [r.id, time.strftime("%Y-%m-%d %H:%M", time.localtime(r.time)), r.forgets, r.told, r.reason]
+        [r.id, time.strftime("%Y-%m-%d %H:%M", time.localtime(r.time)), r.forgets, r.progress, r.reason]
         for r in reversed(requests)
     ]
     heads = ["request", "made", "forgets", "state", "reason"]

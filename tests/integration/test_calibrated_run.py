@@ -15,8 +15,8 @@ from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.events import reported_numbers
 from oblivionis.erasure.ledger import Ledger
-from oblivionis.erasure.ledger_schema import reported_numbers
 from oblivionis.erasure.node_key import signers
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.measures.audit_numbers import audit_path, read_audit

@@ -14,8 +14,8 @@ from support.stages import execute, new_run, tombstones
 from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
+from oblivionis.erasure.events import line_fault
 from oblivionis.erasure.ledger import PENDING, Ledger
-from oblivionis.erasure.ledger_schema import line_fault
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.models.configured_corpus import corpus_of

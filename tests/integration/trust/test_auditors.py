@@ -332,7 +332,7 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_no_forged_query_ends_a_demand(node, name):
     request, told = heard(node, *FORGED[name])
-    assert told == ["mine"] and not request.settled, request.told
+    assert told == ["mine"] and not request.settled, request.progress
     assert request.served_round is None and request.state in ("open", "rejected")
 
 

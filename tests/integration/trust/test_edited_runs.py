@@ -20,8 +20,8 @@ from evaluation.metrics.tofu import SECTIONS
 from oblivionis.chain import Chain, append_all, check_chain
 from oblivionis.cli.main import cli
 from oblivionis.config import compose as configuration
+from oblivionis.erasure.events import line_fault
 from oblivionis.erasure.ledger import Ledger
-from oblivionis.erasure.ledger_schema import line_fault
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.html import run_page

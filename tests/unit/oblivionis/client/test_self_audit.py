@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oblivionis.client.self_audit import FOLDER, LATEST, Kept, keep_model, right_after
-from oblivionis.erasure.hidden_requests import join, open_commitment, told
+from oblivionis.erasure.hidden_requests import enter_outcomes, join, open_commitment
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.query_schema import SessionOutcome
 from oblivionis.runs.directory import read_checkpoint, vector_hash
@@ -44,7 +44,7 @@ def test_the_model_of_the_same_round_is_kept_beside_that_which_the_exchange_bega
     keep_model(tmp_path, ENDED, about(2))
     found = kept(tmp_path)
     assert len(found) == 3 and sorted(found.values()) == [1.0, 2.0, 2.0] and found[LATEST] == 2.0
-    told(
+    enter_outcomes(
         tmp_path, [SessionOutcome("s1", "run", 2, "counted", "a" * 64, share.commitment, "b" * 64, vector_hash(ENDED))]
     )
     model = right_after(tmp_path, open_commitment(tmp_path, "x"), "x")
@@ -62,7 +62,7 @@ def test_a_model_that_the_exchange_did_not_end_with_does_not_count(tmp_path, aft
     share = exchange(tmp_path, "s1", 2)
     if after is not None:
         keep_model(tmp_path, after, about(2))
-    told(
+    enter_outcomes(
         tmp_path, [SessionOutcome("s1", "run", 2, "counted", "a" * 64, share.commitment, "b" * 64, vector_hash(ENDED))]
     )
     assert right_after(tmp_path, open_commitment(tmp_path, "x"), "x") is None

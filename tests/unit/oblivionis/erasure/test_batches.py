@@ -6,8 +6,9 @@ import random
 import pytest
 
 from oblivionis.data.subjects import Subjects
-from oblivionis.erasure.ledger import PENDING, REJECTED, AllAtRound, Ledger, NoRequests, Request, Schedule
+from oblivionis.erasure.ledger import AllAtRound, Ledger, NoRequests, Schedule
 from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
+from oblivionis.erasure.request import PENDING, REJECTED, Request
 from oblivionis.erasure.unrequested_records import OpenRecords
 
 HELD = {client: tuple(f"{client}-{n}" for n in range(3)) for client in range(6)}

@@ -15,13 +15,13 @@ from oblivionis.erasure.hidden_requests import (
     SealError,
     commit,
     demands_of,
+    enter_outcomes,
     give_up,
     join,
     open_commitment,
     read_opened,
     sealed_counts,
     share_of,
-    told,
     valid_commitment,
 )
 from oblivionis.erasure.node_folder import NodeFolder
@@ -144,7 +144,7 @@ def test_run_after_run_asks_no_oftener(tmp_path):
     for n, run in enumerate(runs):
         share = join(tmp_path, run, run, 0)
         found.append(len(share.demands))
-        told(tmp_path, [outcome(share, line=f"{n}", run=run)])
+        enter_outcomes(tmp_path, [outcome(share, line=f"{n}", run=run)])
     assert found == [1, 1, 1, 0, 0]
     assert open_commitment(tmp_path, "x").run == "run2"
 
@@ -154,10 +154,10 @@ def test_a_request_that_was_in_many_exchanges_waits_for_its_user(tmp_path):
     for n, what in enumerate((LEFT_OUT, ROLLED_BACK, LEFT_OUT), start=1):
         share = join(tmp_path, RUN, f"s{n}", 0)
         assert [d.request_id for d in share.demands] == ["x"]
-        told(tmp_path, [outcome(share, what, line=f"{n}")])
+        enter_outcomes(tmp_path, [outcome(share, what, line=f"{n}")])
         give_up_in_vain(tmp_path, f"own{n}")
     (request,) = NodeLedger(tmp_path).requests()
-    assert request.told.startswith("open, ") and request.told.endswith(", was in 3 exchanges")
+    assert request.progress.startswith("open, ") and request.progress.endswith(", was in 3 exchanges")
     assert demands_of(tmp_path, RUN) == () == join(tmp_path, "another", "s4", 0).demands
     assert join(tmp_path, RUN, "s5", 0, most_exchanges=4).demands == share.demands
 
@@ -185,7 +185,7 @@ def test_open_sealed_served(tmp_path):
     ask(tmp_path, "y", "r2")
     second = join(tmp_path, RUN, "s2", 0)
     assert [d.request_id for d in second.demands] == ["y"], "x is in a sum already, as far as anybody knows"
-    assert told(tmp_path, [outcome(share)]) == ["a" * 64]
+    assert enter_outcomes(tmp_path, [outcome(share)]) == ["a" * 64]
     assert states(tmp_path) == {"x": "served", "y": "sealed"}
     (request, _) = NodeLedger(tmp_path).requests()
     assert (request.run, request.served_round) == (RUN, 1)
@@ -199,7 +199,7 @@ def test_open_sealed_served(tmp_path):
 def test_what_is_not_in_the_sum_is_asked_for_again(tmp_path, what):
     ask(tmp_path, "x", "r1")
     share = join(tmp_path, RUN, "s1", 0)
-    assert told(tmp_path, [outcome(share, what)]) == ["a" * 64]
+    assert enter_outcomes(tmp_path, [outcome(share, what)]) == ["a" * 64]
     assert states(tmp_path) == {"x": "open"}
     again = join(tmp_path, RUN, "s2", 0)
     assert again.demands == share.demands and again.commitment != share.commitment
@@ -208,10 +208,10 @@ def test_what_is_not_in_the_sum_is_asked_for_again(tmp_path, what):
 def test_a_sum_that_a_resumed_run_undid_is_made_again_under_the_same_commitment(tmp_path):
     ask(tmp_path, "x", "r1")
     share = join(tmp_path, RUN, "s1", 0)
-    told(tmp_path, [outcome(share, COUNTED, "a"), outcome(share, ROLLED_BACK, "b")])
+    enter_outcomes(tmp_path, [outcome(share, COUNTED, "a"), outcome(share, ROLLED_BACK, "b")])
     assert states(tmp_path) == {"x": "open"}
     assert join(tmp_path, RUN, "s1", 0) == share and states(tmp_path) == {"x": "sealed"}
-    told(tmp_path, [outcome(share, COUNTED, "c", round=2)])
+    enter_outcomes(tmp_path, [outcome(share, COUNTED, "c", round=2)])
     (request,) = NodeLedger(tmp_path).requests()
     assert (request.state, request.served_round) == ("served", 2)
     assert open_commitment(tmp_path, "x").line == "c" * 64
@@ -220,28 +220,28 @@ def test_a_sum_that_a_resumed_run_undid_is_made_again_under_the_same_commitment(
 def test_an_outcome_is_entered_once_and_confirmed_as_often_as_it_is_told(tmp_path):
     ask(tmp_path, "x", "r1")
     share = join(tmp_path, RUN, "s1", 0)
-    assert [told(tmp_path, [outcome(share)]) for _ in range(3)] == [["a" * 64]] * 3
+    assert [enter_outcomes(tmp_path, [outcome(share)]) for _ in range(3)] == [["a" * 64]] * 3
     assert len(NodeLedger(tmp_path).lines("session")) == len(NodeLedger(tmp_path).lines("served")) == 1
     stranger = SessionOutcome("s9", RUN, 1, COUNTED, "d" * 64, share.commitment, "b" * 64, "c" * 64)
-    assert told(tmp_path, [stranger, outcome(share, line="e", run="other")]) == []
+    assert enter_outcomes(tmp_path, [stranger, outcome(share, line="e", run="other")]) == []
 
 
 def test_an_exchange_that_the_server_does_not_know_is_lost(tmp_path):
     """The server stopped between the sum and its ledger's line: it will never tell."""
     ask(tmp_path, "x", "r1")
     share = join(tmp_path, RUN, "s1", 0)
-    told(tmp_path, [], run="another run")
+    enter_outcomes(tmp_path, [], run="another run")
     assert states(tmp_path) == {"x": "sealed"}
-    told(tmp_path, [], run=RUN)
+    enter_outcomes(tmp_path, [], run=RUN)
     assert states(tmp_path) == {"x": "open"}
-    told(tmp_path, [outcome(share)], run=RUN)
+    enter_outcomes(tmp_path, [outcome(share)], run=RUN)
     assert states(tmp_path) == {"x": "open"}, "x may be sealed elsewhere by now: it is forgotten once more at worst"
 
 
 def test_a_commitment_that_the_server_mistook_serves_nothing(tmp_path):
     ask(tmp_path, "x", "r1")
     share = join(tmp_path, RUN, "s1", 0)
-    told(tmp_path, [outcome(share).__class__(*("s1", RUN, 1, COUNTED, "a" * 64, "f" * 64))])
+    enter_outcomes(tmp_path, [outcome(share).__class__(*("s1", RUN, 1, COUNTED, "a" * 64, "f" * 64))])
     (request,) = NodeLedger(tmp_path).requests()
     assert (request.state, "another commitment" in request.note) == ("open", True)
 
@@ -251,7 +251,7 @@ def test_a_node_that_could_add_nothing_asks_again_although_it_counts(tmp_path):
     share = join(tmp_path, RUN, "s1", 0)
     give_up(tmp_path, "s1", "the loss is not finite")
     assert states(tmp_path) == {"x": "open"}
-    told(tmp_path, [outcome(share)])
+    enter_outcomes(tmp_path, [outcome(share)])
     (request,) = NodeLedger(tmp_path).requests()
     assert (request.state, request.note) == ("open", "the loss is not finite")
     with pytest.raises(SealError, match="in no session 's9'"):
@@ -296,7 +296,7 @@ def opened(tmp_path):
     ask(tmp_path, "x", "r1", "r2")
     ask(tmp_path, "private", "r3", scope="subject")
     share = join(tmp_path, RUN, "s1", 4)
-    told(tmp_path, [outcome(share)])
+    enter_outcomes(tmp_path, [outcome(share)])
     path = tmp_path / "opened.json"
     path.write_text(json.dumps(open_commitment(tmp_path, "x").to_json()))
     return path, share
@@ -380,7 +380,7 @@ def test_only_what_was_served_can_be_opened(tmp_path):
     share = join(tmp_path, RUN, "s1", 0)
     with pytest.raises(SealError, match="request 'x' is sealed"):
         open_commitment(tmp_path, "x")
-    told(tmp_path, [outcome(share, LEFT_OUT)])
+    enter_outcomes(tmp_path, [outcome(share, LEFT_OUT)])
     with pytest.raises(SealError, match="request 'x' is open"):
         open_commitment(tmp_path, "x")
 
@@ -391,7 +391,7 @@ def test_what_is_opened_says_which_of_its_records_other_requests_name(tmp_path):
     ask(tmp_path, "art17", "r2", "r3")
     share = join(tmp_path, RUN, "s1", 0)
     assert [d.record_ids for d in share.demands] == [("r1", "r2"), ("r3",)]
-    told(tmp_path, [SessionOutcome("s1", RUN, 1, "counted", "a" * 64, share.commitment, "b" * 64, "c" * 64)])
+    enter_outcomes(tmp_path, [SessionOutcome("s1", RUN, 1, "counted", "a" * 64, share.commitment, "b" * 64, "c" * 64)])
     found = open_commitment(tmp_path, "art17")
     assert (found.demand.record_ids, found.covered) == (("r3",), ("r2",))
     assert open_commitment(tmp_path, "zz").covered == ()

@@ -6,15 +6,8 @@ from collections import Counter
 
 import pytest
 
-from oblivionis.erasure.ledger import (
-    AllAtRound,
-    Ledger,
-    NoRequests,
-    RandomClientPerRound,
-    Request,
-    RequestError,
-    as_text,
-)
+from oblivionis.erasure.ledger import AllAtRound, Ledger, NoRequests, RandomClientPerRound, as_text
+from oblivionis.erasure.request import Request, RequestError
 from oblivionis.erasure.verification_rules import Judgement
 
 HOLDINGS = {0: ["a", "b"], 3: ["c"], 7: []}

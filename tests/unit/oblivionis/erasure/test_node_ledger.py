@@ -8,8 +8,8 @@ import pytest
 from support.commands import call
 
 from oblivionis.chain import check_chain
-from oblivionis.erasure.ledger import RequestError
 from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.request import RequestError
 
 RECORDS = [
     {"id": "r1", "question": "Where does Mara Voss live?", "answer": "In Ulm.", "subject": "Mara Voss"},

@@ -9,8 +9,9 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.subjects import Subjects
-from oblivionis.erasure.ledger import Ledger, NoRequests, Request, RequestError, Schedule
+from oblivionis.erasure.ledger import Ledger, NoRequests, Schedule
 from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
+from oblivionis.erasure.request import Request, RequestError
 from oblivionis.erasure.schedule import about_subject, policy_of, read_schedule
 from oblivionis.erasure.verification_rules import Judgement
 

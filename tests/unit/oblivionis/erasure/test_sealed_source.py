@@ -10,14 +10,15 @@ from support.nodes import records, write_nodes
 from oblivionis.chain import GENESIS, HASH, append_linked, check_chain
 from oblivionis.client.app import app
 from oblivionis.erasure.hidden_requests import join
-from oblivionis.erasure.ledger import Ledger, RequestError
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_check import check_ledgers
 from oblivionis.erasure.ledger_repair import repair
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.node_request_sources import SealedRequests, untold_sessions
+from oblivionis.erasure.node_request_sources import SealedRequests, unconfirmed_sessions
 from oblivionis.erasure.query_schema import Question, SessionOutcome, WireError, read_question, write_question
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
+from oblivionis.erasure.request import RequestError
 from oblivionis.erasure.unlearn_messages import accept
 from strategies import message_keys
 from strategies.rounds.nodes import NodeMap
@@ -296,7 +297,7 @@ def test_a_repaired_ledger_undoes_what_it_undid(federation):
     assert list(repair(path).aside) == [3] and check_chain(path).faults == ()
     (exchange,), (undone,) = (Ledger(path).notes(name) for name in ("cover_exchange", "cover_undone"))
     assert undone["of"] == exchange[HASH] != line[HASH]
-    outcomes = untold_sessions(Ledger(path), RUN)[0]
+    outcomes = unconfirmed_sessions(Ledger(path), RUN)[0]
     assert [outcome.outcome for outcome in outcomes] == ["counted", "rolled_back"]
 
 

@@ -173,13 +173,14 @@ def test_a_demand_about_a_person_stands_until_it_is_withdrawn(node, caplog):
         assert trained(node) == ["z"]
     assert len([r for r in caplog.records if "held back" in r.message]) == 1, "it is told once"
     (request,) = NodeLedger(node.path).requests()
-    assert (request.record_ids, request.held_back) == (("a",), ("n",)) and "1 later record held back" in request.told
+    assert (request.record_ids, request.held_back) == (("a",), ("n",))
+    assert "1 later record held back" in request.progress
     assert [r.record_ids for r in NodeLedger(node.path).unsettled()] == [("a",)], (
         "the server is told what was asked for"
     )
     withdraw(node.path, "art17", "by phone")
     assert trained(node) == ["z", "n"], "what it names stays asked for"
-    assert "withdrawn" in NodeLedger(node.path).requests()[0].told
+    assert "withdrawn" in NodeLedger(node.path).requests()[0].progress
 
 
 def test_a_request_for_records_holds_nobody_else_back(node):
@@ -245,10 +246,10 @@ def test_what_was_withheld_when_something_was_sent_is_known_afterwards(node):
     ledger = NodeLedger(node.path)
     ask(node, subject="Mara Voss", identifier="art17")
     for step in (lambda: write(node.path, HOME, OTHER, NEW), lambda: withdraw(node.path, "art17", "")):
-        ledger.note(EXCHANGED, run="run")
+        ledger.note(EXCHANGED, kind="train", run="run", client=1, round=1)
         step()
         trained(node)
-    ledger.note(EXCHANGED, run="run")
+    ledger.note(EXCHANGED, kind="train", run="run", client=1, round=1)
     assert [sorted(e["asked"]) for e in ledger.exchanges()] == [["a"], ["a", "n"], ["a"]]
     assert ledger.verify().faults == ()
 

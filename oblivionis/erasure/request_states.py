@@ -1,0 +1,260 @@
+"""What has become of the requests of a ledger: the one place where events are replayed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from oblivionis.erasure.events import (
+    Committed,
+    Covered,
+    Decided,
+    Event,
+    Exchanged,
+    HeldBack,
+    LeftOut,
+    Rejoined,
+    RequestEvent,
+    RolledBack,
+    Run,
+    Served,
+    Session,
+    Submitted,
+    Verification,
+    Verified,
+)
+from oblivionis.erasure.request import REJECTED, SEALED, NodeRequest, Request, RequestError
+from oblivionis.erasure.verification_rules import VERIFIED, judge_counts
+from oblivionis.naming import subject_key
+from strategies.message_keys import AUDIT, BURY, UNLEARN
+
+_WAITING = "in a cover exchange; the server has not said yet whether it counts"
+R = TypeVar("R", Request, NodeRequest)
+
+
+class RequestStates(ABC, Generic[R]):
+    """The requests of a ledger by id, as they are after the events so far, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, R] = {}
+
+    def apply(self, event: Event) -> R | None:
+        """Take up the next event. Returns the request that it is about, as it is then; None for one about no request.
+
+        RequestError for an event that makes no sense after those before it.
+        """
+        if not isinstance(event, RequestEvent):
+            self._take_up(event)
+            return None
+        if isinstance(event, Submitted):
+            request = self._made(event)
+        else:
+            known = self.requests.get(event.id)
+            if known is None:
+                raise RequestError(f"event {event.name!r} names request {event.id!r}, which was never submitted")
+            request = self._changed(known, event)
+        self.requests[event.id] = request
+        return request
+
+    @abstractmethod
+    def _made(self, event: Submitted) -> R:
+        """A request that was made."""
+
+    @abstractmethod
+    def _changed(self, request: R, event: RequestEvent) -> R:
+        """A request after an event about it."""
+
+    def _take_up(self, event: Event) -> None:
+        """Take up an event about no request."""
+
+
+class RunStates(RequestStates[Request]):
+    """The requests of a run. Its states: pending → served → verified, or rejected with a reason; a request all of whose
+    records were asked for before is covered from the start and never served."""
+
+    def _made(self, event: Submitted) -> Request:
+        event.need("client", "time")
+        return event.run_request()
+
+    def _changed(self, request: Request, event: RequestEvent) -> Request:
+        event.need("client", "time")
+        if event.client != request.client:
+            raise RequestError(
+                f"event {event.name!r} of {event.id!r} is of client {event.client}, not {request.client}"
+            )
+        changes: Mapping[str, Any] = event.run_changes(request)
+        return replace(request, **changes) if changes else request
+
+
+class NodeStates(RequestStates[NodeRequest]):
+    """The requests of a node, by its own events, and by what a server says where the node's own events bear it out.
+
+    | a server says | believed where this node's own events say that |
+    | --- | --- |
+    | `served` | it did the exchange of that run and round for the request; one that is undone is done again |
+    | `verified` | the request is served by that run, and what it measured before and of the final model says so, too |
+    | `covered` | all its records are named by requests made here before, none of them rejected |
+    | `verification_failed` | the request is served by that run |
+    | `failed`, `rejected`, `rolled_back` | always: none of them ends the demand |
+
+    What is not believed leaves the request as it is, with a note that says so.
+
+    Attributes
+    ----------
+    committed : dict
+        By cover exchange the event by which this node committed to its part.
+    waiting : set of str
+        Cover exchanges whose outcome is not known.
+    outcomes : dict
+        By cover exchange the event by which its server said last what became of it.
+    sealed, served_in : dict
+        By request the cover exchange that it is sealed in, and the one that served it.
+    configs : dict
+        By run the hash of its configuration that this node learned last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed: dict[str, Committed] = {}
+        self.waiting: set[str] = set()
+        self.outcomes: dict[str, Session] = {}
+        self.sealed: dict[str, str] = {}
+        self.served_in: dict[str, str] = {}
+        self.configs: dict[str, str] = {}
+        self._exchanged = Counter[tuple[str, int, str]]()
+        """By run, round and request how many exchanges of this node no server has called served yet."""
+        self._holding: set[str] = set()
+        """Requests that ever held records back."""
+        self._measured: dict[tuple[str, str], dict[str, Mapping[str, float] | None]] = {}
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Ids of the records that requests name, whatever has become of these, and of those that are held back."""
+        return frozenset(i for r in self.requests.values() for i in (*r.record_ids, *r.held_back))
+
+    def _made(self, event: Submitted) -> NodeRequest:
+        request = event.node_request()
+        self._release(request.subject, (*request.record_ids, *request.excluded))
+        return request
+
+    def _changed(self, request: NodeRequest, event: RequestEvent) -> NodeRequest:
+        if isinstance(event, Decided):
+            self._release(request.subject, event.excluded)
+            request = self.requests[request.id]
+        run = event.run
+        if event.line:  # only what a server said has the hash of its line
+            if unproven := self._unproven(request, event):
+                return replace(request, note=unproven)
+            if isinstance(event, Served):
+                self._exchanged[run, event.round or 0, request.id] -= 1
+        if isinstance(event, HeldBack):
+            self._holding.add(request.id)
+        self._unseal(event)
+        changes: Mapping[str, Any] = event.node_changes(request, self._measured.get((run, request.id), {}))
+        return replace(request, **{"run": run or request.run, **changes})
+
+    def _unseal(self, event: RequestEvent) -> None:
+        """Keep by which cover exchange a request is served, if by any."""
+        if isinstance(event, LeftOut | RolledBack) or (isinstance(event, Served) and event.session):
+            self.sealed.pop(event.id, None)
+            self.served_in.pop(event.id, None)
+        if isinstance(event, Served) and event.session:
+            self.served_in[event.id] = event.session
+
+    def _take_up(self, event: Event) -> None:
+        if isinstance(event, Exchanged):
+            self._exchange(event)
+        elif isinstance(event, Rejoined):
+            for request in map(self._known, event.requests):
+                self.requests[request.id] = replace(request, exchanges=request.exchanges + 1)
+        elif isinstance(event, Committed):
+            self._commit(event)
+        elif isinstance(event, Session):
+            self.waiting.discard(event.session)
+            self.outcomes[event.session] = event
+        elif isinstance(event, Run):
+            self.configs[event.run] = event.config
+
+    def _known(self, request_id: str) -> NodeRequest:
+        if request_id not in self.requests:
+            raise RequestError(f"it names request {request_id!r}, which was never made")
+        return self.requests[request_id]
+
+    def _commit(self, event: Committed) -> None:
+        """The requests of a cover exchange are sealed in it."""
+        self.committed[event.session] = event
+        self.waiting.add(event.session)
+        for request in [self._known(demand.id) for demand in event.demands]:
+            sealed: dict[str, Any] = {"state": SEALED, "run": event.run, "note": _WAITING}
+            count = request.exchanges + (not event.again)
+            self.requests[request.id] = replace(request, **sealed, served_round=None, rouge=None, exchanges=count)
+            self.sealed[request.id] = event.session
+            self.served_in.pop(request.id, None)
+
+    def _exchange(self, event: Exchanged) -> None:
+        """Keep what the node did for requests, and what it measured of them last."""
+        for name in event.requests:
+            request_id = name if name in self.requests else own_id(name, event.client)
+            measured = self._measured.setdefault((event.run, request_id), {})
+            if event.kind in (UNLEARN, BURY):
+                self._exchanged[event.run, event.round, request_id] += 1
+                measured.pop("final", None)
+            elif event.kind == AUDIT:
+                measured[event.moment] = event.numbers
+
+    def _unproven(self, request: NodeRequest, event: RequestEvent) -> str:
+        """Why this node does not believe what a server says of a request; empty where it does."""
+        said = f"run {event.run} says that it is {event.name.replace('_', ' ')}"
+        if isinstance(event, Served):
+            event.need("round")
+            exchanged = self._exchanged[event.run, event.round or 0, request.id]
+            return "" if exchanged > 0 else f"{said}; this node did no such exchange"
+        if isinstance(event, Verification):
+            if request.served_round is None or request.run != event.run:
+                return f"{said}; by this node's ledger it did not serve the request"
+            return self._unverified(request, event, said) if isinstance(event, Verified) else ""
+        if isinstance(event, Covered):
+            earlier = itertools.takewhile(lambda r: r.id != request.id, self.requests.values())
+            named = {i for r in earlier if r.state != REJECTED for i in r.record_ids}
+            missing = set(request.record_ids) - named
+            return f"{said}; no earlier request of this node names {min(missing)!r}" if missing else ""
+        return ""
+
+    def _unverified(self, request: NodeRequest, event: Verified, said: str) -> str:
+        """Why the node's own measurements do not show that a request is verified; empty where they do."""
+        measured = self._measured.get((event.run, request.id), {})
+        if "final" not in measured:
+            return f"{said}; this node has not measured it" if event.audits else ""
+        final = measured["final"]
+        if final is None:  # an earlier version entered that it measured, and not what
+            return ""
+        recited = {moment: of["request_recited"] for moment, of in measured.items() if of and "request_recited" in of}
+        if "final" not in recited:
+            raise RequestError(f"what this node measured of request {request.id!r} has no request_recited")
+        outcome, why = judge_counts(
+            len(request.record_ids),
+            recited.get("before"),
+            recited["final"],
+            recited_after=recited.get("after"),
+            untestable=final.get("request_short", 0.0),
+            twins=int(final.get("request_twins", 0)),
+            least_testable=0.0,  # which share of them must be is the server's to say
+        )
+        return "" if outcome == VERIFIED else f"{said}; by this node's own audit it is {outcome}: {why}"
+
+    def _release(self, subject: str, record_ids: Collection[str]) -> None:
+        """Hold these records back no more for a person: they are asked for, or not about the person."""
+        for request in map(self._known, self._holding):
+            if subject_key(request.subject) == subject_key(subject):
+                left = tuple(i for i in request.held_back if i not in record_ids)
+                self.requests[request.id] = replace(request, held_back=left)
+
+
+def own_id(request_id: str, client: int) -> str:
+    """The id by which the node itself knows a request whose id the server had to change."""
+    return re.sub(rf"-client-{client:04d}(-\d+)?\Z", "", request_id)
