@@ -17,12 +17,7 @@ from typing import Any
 import numpy as np
 
 from oblivionis.array_files import write_arrays
-from oblivionis.assessment.audit_numbers import (
-    audit_path,
-    check_numbers,
-    read_audit,
-)
-from oblivionis.assessment.verification import judge_numbers, moved
+from oblivionis.assessment.audit_numbers import audit_path, check_numbers, judge_numbers, read_audit
 from oblivionis.client.audit import audit
 from oblivionis.client.node_policy import read_policy
 from oblivionis.client.node_policy_guard import Guard
@@ -33,7 +28,7 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.records_on_node import read_node
-from oblivionis.erasure.verification_rules import VERIFIED, Judgement
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement, Thresholds
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json
 from oblivionis.models.fingerprint import fingerprint_model
@@ -104,28 +99,31 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
     worker = _worker(folder, opened.client, first.info)
     if first.vector.shape != last.vector.shape or last.vector.size != worker.flat.size:
         raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
-    limit = worker.config.unlearning.requests.verify_max_rouge
+    thresholds = Thresholds.of(worker.config.unlearning.requests)
     numbers: dict[str, dict[str, float]] = {}
     after = right_after(folder, opened, request_id)
     moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
     for moment, model in moments.items():
-        numbers[moment] = _measured(worker, folder, opened, model.vector, limit)
+        numbers[moment] = _measure(worker, folder, opened, model.vector, thresholds)
         _keep_numbers(folder, opened, moment, numbers[moment], model)
-    settings, ruined = worker.config.unlearning.requests, moved(last.vector, first.vector)
-    found = judge_numbers(numbers, len(opened.demand.record_ids), settings, ruined=ruined)
-    assert found is not None
-    event = "verified" if found.outcome == VERIFIED else "verification_failed"
-    said = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
-    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **said)
-    failed = {moment: of.get("failed_evaluators", 0.0) for moment, of in numbers.items()}
-    return found, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
+    ruined = thresholds.displaced(last.vector, first.vector)
+    judged = judge_numbers(thresholds, numbers, len(opened.demand.record_ids), ruined=ruined)
+    assert judged is not None
+    event = "verified" if judged.outcome == VERIFIED else "verification_failed"
+    info = {"outcome": judged.outcome, "why": judged.why, "rouge": judged.recall, "limit": thresholds.max_recall}
+    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **info)
+    failed = {moment: reported.get("failed_evaluators", 0.0) for moment, reported in numbers.items()}
+    return judged, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
 
 
-def _measured(worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, limit: float) -> dict[str, float]:
+def _measure(
+    worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, thresholds: Thresholds
+) -> dict[str, float]:
+    """The numbers of a request's records in a model, as a message that asks for them would get them."""
     withheld = {*NodeFolder(folder).tombstones(), *NodeLedger(folder).asked()}
     records = set(opened.demand.record_ids)
     numbers = audit(worker, opened.client, vector, records, withheld, folder)
-    return check_numbers(numbers, len(records), limit)
+    return check_numbers(numbers, len(records), thresholds)
 
 
 def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint) -> None:

@@ -18,9 +18,11 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from oblivionis.chain import HASH, Checked, append_all, append_linked, check_chain, head_of
+from oblivionis.config.schema import Requests
 from oblivionis.erasure.ledger import OUTCOMES, RequestError
 from oblivionis.erasure.query_schema import valid_id
-from oblivionis.erasure.verification_rules import NOT_VERIFIED, VERIFIED, judge_counts
+from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
+from oblivionis.erasure.verification_rules import NOT_VERIFIED, VERIFIED, Thresholds
 from oblivionis.erasure.verification_rules import OUTCOMES as JUDGED
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
@@ -516,16 +518,22 @@ class _Standing:
         before, after, final = (measured.get(moment) for moment in ("before", "after", "final"))
         if final is None:  # an earlier version entered that it measured, and not what
             return ""
-        found, why = judge_counts(
-            len(request.record_ids),
+        exchange = ExchangeCounts(
             None if before is None else before["request_recited"],
-            final["request_recited"],
-            recited_after=None if after is None else after["request_recited"],
-            untestable=final.get("request_short", 0.0),
-            twins=int(final.get("request_twins", 0)),
-            least_testable=0.0,  # which share of them must be is the server's to say
+            None if after is None else after["request_recited"],
         )
-        return "" if found == VERIFIED else f"{said}; by this node's own audit it is {found}: {why}"
+        counts = RequestCounts(
+            len(request.record_ids),
+            final["request_recited"],
+            exchange,
+            short=final.get("request_short", 0.0),
+            twins=int(final.get("request_twins", 0)),
+        )
+        # Which share of the records must be verified is the server's to say.
+        found = replace(Thresholds.of(Requests()), min_testable=0.0).judge(counts)
+        if found.outcome == VERIFIED:
+            return ""
+        return f"{said}; by this node's own audit it is {found.outcome}: {found.why}"
 
     def _changed(self, request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
         event, run = entry["event"], entry.get("run", "")

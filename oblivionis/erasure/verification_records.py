@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from oblivionis.erasure.verification_rules import Exchange, Likelihood, RecordEvidence
+from oblivionis.erasure.verification_evidence import Exchange, Likelihood, RecordEvidence
 from oblivionis.files import read_json
 from oblivionis.runs.directory import RunDirectory
 

@@ -16,12 +16,12 @@ from oblivionis.assessment.audit_numbers import (
     REQUEST_RECITED,
     audit_path,
     check_numbers,
+    judge_numbers,
     read_audit,
 )
-from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.erasure.ledger import Request
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
-from oblivionis.erasure.verification_rules import Judgement
+from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.files import json_text, read_json, write_json
 from oblivionis.runs.directory import vector_hash
 from oblivionis.server.run_context import Server
@@ -69,7 +69,7 @@ class ClientAudits:
 
     def __init__(self, server: Server, stage: str, label: str) -> None:
         self._server, self._stage, self._label = server, stage, label
-        self._limit = server.config.unlearning.requests.verify_max_rouge
+        self._thresholds = Thresholds.of(server.config.unlearning.requests)
         self._begun = _Asked(0, "before", np.empty(0, np.float32))
 
     def ask(
@@ -142,15 +142,14 @@ class ClientAudits:
 
         A request without final numbers has none. vector, finetuned: of the final model, and before unlearning.
         """
-        settings = self._server.config.unlearning.requests
-        ruined = moved(vector, finetuned)
+        ruined = self._thresholds.displaced(vector, finetuned)
         found: dict[str, Judgement] = {}
         for request in requests:
             audit = read_audit(self._server.run.path, request.id) or {}
             first, why = self._first(request), ruined
             if first is None and audit.get("round", request.served_round) != request.served_round:
                 why = ruined or UNKNOWN_BEFORE
-            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=why, first=first)
+            judged = judge_numbers(self._thresholds, audit, len(request.record_ids), ruined=why, first=first)
             if judged is not None:
                 found[request.id] = judged
         return found
@@ -184,7 +183,7 @@ class ClientAudits:
             for key in (message_keys.NUM_EXAMPLES, message_keys.PARTITION_ID):
                 told.pop(key, None)
             try:
-                numbers = check_numbers(told, len(request.record_ids), self._limit)
+                numbers = check_numbers(told, len(request.record_ids), self._thresholds)
                 asked.signatures[request.id] = self._signature(request, asked, verdict.reply, numbers)
                 asked.found[request.id] = numbers
             except ValueError as error:

@@ -8,15 +8,19 @@ from typing import Any
 
 from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
+from oblivionis.assessment.audit_numbers import exchange_counts
 from oblivionis.config.schema import Certificate
 from oblivionis.erasure import verification_rules
+from oblivionis.erasure.verification_evidence import RequestRecords
 from oblivionis.erasure.verification_records import records_of
-from oblivionis.erasure.verification_rules import judge_exchange_counts, judge_exchanges, judge_request
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.reports.format import counted
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 FORMAL = ("ledger", "binding", "scope", "commitment", "model", "exchange")
 """Checks of the evidence, not of what the model knows."""
+_RESULTS = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}
+"""Of an outcome; that of all others is INCONCLUSIVE."""
 Figures = Mapping[str, Any]
 
 
@@ -48,14 +52,15 @@ def of_all(results: Sequence[str]) -> str:
     return PASS if results and set(results) == {PASS} else INCONCLUSIVE
 
 
-def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testable: float = 1.0) -> list[Check]:
+def run_checks(evidence: Mapping[str, Any], settings: Certificate, thresholds: Thresholds) -> list[Check]:
     """All checks on `evidence`, see `oblivionis.reports.certificate.evidence`.
 
-    Those of the ledger and of the model are always required, and so is one that contradicts the others: answers that
-    the model avoids are no sign that it never saw them, and nothing is shown of records that others hold as well.
+    `thresholds`: by which requests are judged, with the certificate's own limit on recall. Required are always the
+    checks of the ledger and of the model, and one that contradicts the others: answers that the model avoids are no
+    sign that it never saw them, and nothing is shown of records that others hold as well.
     """
     found = [
-        check_rouge(evidence["judgement"], settings.max_rouge, least_testable),
+        check_rouge(evidence["judgement"], thresholds),
         *(
             _about_others(check, evidence[name])
             for name, check in (
@@ -72,8 +77,7 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
     wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in found]
     sealed = [check_commitment(evidence["sealed"])] if "sealed" in evidence else []
     bound = [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), check_scope(evidence["unnamed"])]
-    exchange = check_exchange(evidence, settings.max_rouge, least_testable)
-    return [*bound, *sealed, check_model(evidence), exchange, *wanted]
+    return [*bound, *sealed, check_model(evidence), check_exchange(evidence, thresholds), *wanted]
 
 
 def _about_others(check: Check, found: Figures | None) -> Check:
@@ -127,47 +131,37 @@ def check_model(evidence: Figures) -> Check:
     return Check("model", PASS, {}, "no evaluator failed, and the model's utility has not collapsed")
 
 
-def check_exchange(evidence: Figures, limit: float, least_testable: float = 1.0) -> Check:
+def check_exchange(evidence: Figures, thresholds: Thresholds) -> Check:
     """Did the exchange make the model forget the records, and not the training before or after it?
 
     By record where the evidence tells of each; else by what the client counted right before and right after it.
     """
-    results = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}
     before, after = (evidence.get(moment) or {} for moment in ("before", "after"))
     figure = {
-        f"{name} {moment}": found[name]
+        f"{name} {moment}": numbers[name]
         for name in ("rouge", "prob")
-        for moment, found in (("before", before), ("right after", after))
-        if name in found
+        for moment, numbers in (("before", before), ("right after", after))
+        if name in numbers
     }
-    if records := records_of(evidence["judgement"]):
-        outcome, why = judge_exchanges(records, limit=limit, least_testable=least_testable)
-    else:
-        outcome, why = judge_exchange_counts(before, after)
-    return Check("exchange", results.get(outcome, INCONCLUSIVE), figure, why)
+    records = records_of(evidence["judgement"])
+    outcome, why = thresholds.judge_exchanges(RequestRecords(records) if records else exchange_counts(before, after))
+    return Check("exchange", _RESULTS.get(outcome, INCONCLUSIVE), figure, why)
 
 
-def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Check:
+def check_rouge(judgement: Figures, thresholds: Thresholds) -> Check:
     """Does the final model recite any record that was recited before? By record, where the evidence tells of each."""
-    records = records_of(found)
-    figure: dict[str, Any] = {"mean ROUGE-L recall": found.get("rouge"), "a record is recited above": limit}
-    outcome, why = str(found.get("outcome")), str(found.get("why", ""))
-    if records:
-        judged = judge_request(
-            records,
-            limit=limit,
-            least_testable=least_testable,
-            doubt=found["doubt"],
-            twins=found.get("twins", 0),
-        )
+    recall = judgement.get("rouge")
+    figure: dict[str, Any] = {"mean ROUGE-L recall": recall, "a record is recited above": thresholds.max_recall}
+    outcome, why = str(judgement.get("outcome")), str(judgement.get("why", ""))
+    if records := records_of(judgement):
+        judged = thresholds.judge(RequestRecords(records, judgement.get("twins", 0), judgement["doubt"]))
         outcome, why = judged.outcome, judged.why
         figure |= {"records": len(records), **judged.counts}
-    elif found.get("rouge") is None:
+    elif recall is None:
         return Check("rouge", INCONCLUSIVE, figure, "the final model was not asked for the records")
-    elif found["rouge"] > limit:
+    elif recall > thresholds.max_recall:
         outcome, why = verification_rules.NOT_VERIFIED, "the final model's greedy answers recite the records"
-    result = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}.get(outcome, INCONCLUSIVE)
-    return Check("rouge", result, figure, f"{outcome}: {why}" if why else outcome)
+    return Check("rouge", _RESULTS.get(outcome, INCONCLUSIVE), figure, f"{outcome}: {why}" if why else outcome)
 
 
 def check_leakage(found: Figures | None, limit: float) -> Check:

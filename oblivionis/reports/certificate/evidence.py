@@ -9,19 +9,14 @@ from statistics import fmean
 from typing import Any
 
 from oblivionis.assessment.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT
-from oblivionis.assessment.audit_numbers import (
-    check_numbers,
-    own_names,
-    read_audit,
-)
-from oblivionis.assessment.verification import judge_numbers
+from oblivionis.assessment.audit_numbers import check_numbers, judge_numbers, own_names, read_audit
 from oblivionis.chain import HASH, Checked, check_chain
 from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened, SealError
 from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.erasure.node_key import signers
 from oblivionis.erasure.verification_records import MOMENTS, exchanges, judgement_of
-from oblivionis.erasure.verification_rules import INCONCLUSIVE
+from oblivionis.erasure.verification_rules import INCONCLUSIVE, Thresholds
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.attacks import read_results
@@ -183,7 +178,7 @@ def _opened_audit(
     run: RunDirectory, config: Config, opened: Opened, entry: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """What the node measured, what follows from it, and whose keys signed it."""
-    audit, settings = dict(opened.audit), config.unlearning.requests
+    audit, thresholds = dict(opened.audit), Thresholds.of(config.unlearning.requests)
     unknown = {"outcome": INCONCLUSIVE, "why": "the node did not measure what the final model knows of its records"}
     if not audit.get("final"):
         return {}, unknown, []
@@ -202,12 +197,12 @@ def _opened_audit(
         which = " and ".join({"before": "first", "after": "last"}.get(moment, "final") for moment in other)
         return {}, unknown | {"why": f"the node measured another model than the {which} one of the exchange"}, []
     try:
-        numbers = {m: check_numbers(audit[m], records, settings.verify_max_rouge) for m in moments}
+        numbers = {m: check_numbers(audit[m], records, thresholds) for m in moments}
     except ValueError as error:
         raise SealError(f"the numbers that were opened with request {name!r} make no sense: {error}") from None
-    found = judge_numbers(numbers, records, settings)
-    assert found is not None
-    judged = {"outcome": found.outcome, "why": found.why, "rouge": found.recall}
+    judgement = judge_numbers(thresholds, numbers, records)
+    assert judgement is not None
+    judged = {"outcome": judgement.outcome, "why": judgement.why, "rouge": judgement.recall}
     return _named(audit), judged, sorted(set(keys.values()))
 
 

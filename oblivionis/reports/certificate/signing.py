@@ -29,6 +29,7 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened
 from oblivionis.erasure.ledger import SERVED, Request
 from oblivionis.erasure.ledger_check import Certified
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
@@ -148,7 +149,8 @@ def _part(
     """What the certificate says of one request of the demand."""
     found = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
     evidence = found | {"binding": missing, "unnamed": scope.unnamed.get(request.id, 0)}
-    checks = run_checks(evidence, config.certificate, config.unlearning.requests.verify_min_testable)
+    thresholds = Thresholds.of(config.unlearning.requests, config.certificate)
+    checks = run_checks(evidence, config.certificate, thresholds)
     return {
         "result": overall(checks),
         "checks": [asdict(check) for check in checks],
