@@ -78,6 +78,21 @@ class RecordEvidence:
     exchanges: tuple[Exchange, ...] = ()
     likelihood: Likelihood | None = None
 
+    @property
+    def last(self) -> Exchange | None:
+        """The last exchange that served the record."""
+        return self.exchanges[-1] if self.exchanges else None
+
+    @property
+    def known(self) -> float | None:
+        """Likelihood of the answer right before the first exchange."""
+        return self.exchanges[0].known if self.exchanges else None
+
+    @property
+    def left(self) -> Likelihood | None:
+        """Likelihood of the answer right after the last exchange."""
+        return self.exchanges[-1].left if self.exchanges else None
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:

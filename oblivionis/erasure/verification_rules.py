@@ -99,16 +99,18 @@ class Judgement:
 class _Summary:
     """What `Thresholds.judge` decides by, whichever kind of evidence it comes from.
 
-    left_recited: records recited right after the exchange; left_knows, knows: as `Judgement.knows`, right after and of
-    the final model; likely: which answers are still far likelier than they should be, in words; unopposed: the finding
-    where nothing else speaks against it.
+    recall, outcomes, knows: as of a `Judgement`; recited, left_recited: records recited by the final model, and right
+    after the exchange; left_knows: as `knows`, right after the exchange; likely: which answers are still far likelier
+    than they should be, in words; unopposed: the finding where none of these speaks against it.
     """
 
     records: int
+    recall: float
     recited: float
     left_recited: float
     likely: str
     unopposed: Finding
+    outcomes: Mapping[str, str] = field(default_factory=dict)
     left_knows: str = ""
     knows: str = ""
 
@@ -159,18 +161,15 @@ class Thresholds:
         Judgement
         """
         if isinstance(evidence, RequestCounts):
-            found = self._summary_of_counts(evidence)
-            outcome, why = _decide(found, evidence.twins, evidence.inconclusive_reason)
-            return Judgement(outcome, why, evidence.recall)
-        judged = {i: self.judge_record(record) for i, record in evidence.records.items()}
-        found = self._summary_of_records(list(evidence.records.values()), list(judged.values()))
-        outcome, why = _decide(found, evidence.twins, evidence.inconclusive_reason)
-        recall = sum(record.final for record in evidence.records.values()) / len(evidence.records)
-        return Judgement(outcome, why, recall, {i: of_record for i, (of_record, _) in judged.items()}, found.knows)
+            summary = self._summary_of_counts(evidence)
+        else:
+            summary = self._summary_of_records(evidence.records)
+        outcome, why = _decide(summary, evidence.twins, evidence.inconclusive_reason)
+        return Judgement(outcome, why, summary.recall, summary.outcomes, summary.knows)
 
     def judge_record(self, evidence: RecordEvidence) -> Finding:
         """Judge one record, as if it were alone in its request."""
-        last = evidence.exchanges[-1].after if evidence.exchanges else None
+        last = evidence.last.after if evidence.last else None
         for recall, why in ((evidence.final, IN_FINAL), (last, RIGHT_AFTER)):
             if recall is not None and self._recited(evidence.units, recall):
                 if evidence.oracle is not None and recall <= evidence.oracle:
@@ -200,20 +199,20 @@ class Thresholds:
             where they left them known; else `INCONCLUSIVE`.
         """
         if isinstance(evidence, ExchangeCounts):
-            asked = evidence.before is not None and evidence.after is not None
-            places = [("right after the exchange", evidence.left)]
-            likely = _likely(places, evidence.known, "their answers are")
-            return _of_exchange(asked, (evidence.after or 0) > 0, likely, ended=(evidence.before or 0) > 0)
+            if evidence.before is None or evidence.after is None:
+                return INCONCLUSIVE, NOT_ASKED
+            likely = _likely([("right after the exchange", evidence.left)], evidence.known, "their answers are")
+            return _of_exchange(evidence.after > 0, likely, ended=evidence.before > 0)
         records = list(evidence.records.values())
         found = Counter(self._judge_exchanges_of(record) for record in records)
         if recited := found[NOT_VERIFIED, RIGHT_AFTER]:
             return NOT_VERIFIED, _left_recited(recited, len(records))
-        if _beside_retrained(_left(record) for record in records) == NOT_VERIFIED:
+        if _beside_retrained(record.left for record in records) == NOT_VERIFIED:
             return NOT_VERIFIED, LEFT_LIKELY
-        done = found[VERIFIED, ENDED]
-        if self._suffice(done, len(records)) and not any(_is_likely(record, _left(record)) for record in records):
-            done_in_words = _share(done, len(records))
-            return VERIFIED, f"an exchange, not the training before or after it, made the model forget {done_in_words}"
+        done, likely = found[VERIFIED, ENDED], any(far_likelier(record.left, record.known) for record in records)
+        if self._suffice(done, len(records)) and not likely:
+            forgotten = _share(done, len(records))
+            return VERIFIED, f"an exchange, not the training before or after it, made the model forget {forgotten}"
         return INCONCLUSIVE, _most_frequent_reason(found)
 
     def is_done(self, exchanges: Sequence[Exchange]) -> bool:
@@ -276,18 +275,20 @@ class Thresholds:
         """Whether so many verified records are enough for their request to be."""
         return verified > 0 and verified / records >= self.min_testable
 
-    def _summary_of_records(self, records: Sequence[RecordEvidence], found: Sequence[Finding]) -> _Summary:
-        """records: of each the evidence; found: of each what `judge_record` says."""
-        reasons = Counter(found)
+    def _summary_of_records(self, evidence: Mapping[str, RecordEvidence]) -> _Summary:
+        records, findings = evidence.values(), {i: self.judge_record(record) for i, record in evidence.items()}
+        reasons = Counter(findings.values())
         likely = [text for record in records if (text := _still_likely(record))]
         several = f"{len(likely)} of {len(records)} records: " if len(records) > 1 else ""
         return _Summary(
             len(records),
+            recall=sum(record.final for record in records) / len(records),
             recited=reasons[NOT_VERIFIED, IN_FINAL],
             left_recited=reasons[NOT_VERIFIED, RIGHT_AFTER],
             likely=several + likely[0] if likely else "",
             unopposed=self._unopposed_records(len(records), reasons),
-            left_knows=_beside_retrained(_left(record) for record in records),
+            outcomes={i: outcome for i, (outcome, _) in findings.items()},
+            left_knows=_beside_retrained(record.left for record in records),
             knows=_beside_retrained(record.likelihood for record in records),
         )
 
@@ -311,6 +312,7 @@ class Thresholds:
         places = (("right after the exchange", exchange.left), ("in the final model", evidence.likelihood))
         return _Summary(
             evidence.records,
+            recall=evidence.recall,
             recited=evidence.recited,
             left_recited=exchange.after or 0,
             likely=_likely(places, exchange.known, "their answers are"),
@@ -336,20 +338,23 @@ class Thresholds:
 
     def _judge_exchanges_of(self, evidence: RecordEvidence) -> Finding:
         """What the exchanges did to one record."""
-        exchanges, last = evidence.exchanges, evidence.exchanges[-1] if evidence.exchanges else None
-        recited = last is not None and self._recited(evidence.units, last.after)
-        if last is not None and evidence.oracle is not None and last.after <= evidence.oracle:
-            recited = False  # the retrained model says as much of it
+        last, known = evidence.last, evidence.known
+        if last is None:
+            return INCONCLUSIVE, NOT_ASKED
+        excused = (
+            evidence.oracle is not None and last.after <= evidence.oracle
+        )  # a model that never saw it says as much
+        recited = self._recited(evidence.units, last.after) and not excused
+        likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
         lowered = any(
-            _is_likely(evidence, replace(of.left, prob=of.known)) and not _is_likely(evidence, of.left)
-            for of in exchanges
+            far_likelier(replace(exchange.left, prob=exchange.known), known) and not far_likelier(exchange.left, known)
+            for exchange in evidence.exchanges
         )
-        likely = _likely([(_AFTER_ITS, _left(evidence))], _known(evidence), "its answer is")
-        return _of_exchange(last is not None, recited, likely, ended=self._ended(exchanges) or lowered)
+        return _of_exchange(recited, likely, ended=lowered or self._ended(evidence.exchanges))
 
 
-def far_likelier(now: Likelihood, known: float) -> bool:
-    """Whether an answer is still far likelier than a model would find it that never saw it.
+def far_likelier(now: Likelihood | None, known: float | None) -> bool:
+    """Whether an answer is still far likelier than a model would find it that never saw it, as far as that is known.
 
     It is where it is more than `FACTOR` times as likely, as for the mean of many
     (`evaluation.metrics.retrained_comparison`), and nearer to what was `known` before the first exchange than to that,
@@ -358,11 +363,11 @@ def far_likelier(now: Likelihood, known: float) -> bool:
 
     Parameters
     ----------
-    now : Likelihood
-    known : float in [0, 1]
+    now : Likelihood or None
+    known : float in [0, 1] or None
         Likelihood of the answer right before the first exchange.
     """
-    if now.reference is None:
+    if now is None or now.reference is None or known is None:
         return False
     return now.prob > FACTOR * now.reference and now.prob > math.sqrt(now.reference * known)
 
@@ -372,33 +377,31 @@ def of_twins(count: int) -> str:
     return f"{count} of its records {'is' if count == 1 else 'are'} also held by records that stay"
 
 
-def _decide(found: _Summary, twins: int, inconclusive_reason: str) -> Finding:
+def _decide(summary: _Summary, twins: int, inconclusive_reason: str) -> Finding:
     """The finding of a request: the first of these that speaks against it, else the unopposed one."""
-    if found.recited > 0:
-        return NOT_VERIFIED, f"the final model recites {_share(found.recited, found.records)}"
-    if found.left_recited > 0:
-        return NOT_VERIFIED, _left_recited(found.left_recited, found.records)
-    if found.left_knows == NOT_VERIFIED:
+    if summary.recited > 0:
+        return NOT_VERIFIED, f"the final model recites {_share(summary.recited, summary.records)}"
+    if summary.left_recited > 0:
+        return NOT_VERIFIED, _left_recited(summary.left_recited, summary.records)
+    if summary.left_knows == NOT_VERIFIED:
         return NOT_VERIFIED, LEFT_LIKELY
     if inconclusive_reason:
         return INCONCLUSIVE, inconclusive_reason
-    if found.knows == NOT_VERIFIED:
+    if summary.knows == NOT_VERIFIED:
         return NOT_VERIFIED, "the answers are far likelier than in the retrained model, if not recited"
     if twins:
         return INCONCLUSIVE, of_twins(twins)
-    if found.likely:
-        return INCONCLUSIVE, found.likely
-    if found.knows == OVER_UNLEARNED:
+    if summary.likely:
+        return INCONCLUSIVE, summary.likely
+    if summary.knows == OVER_UNLEARNED:
         why = f"the answers are far less likely than in the retrained model: {MEANING[OVER_UNLEARNED]}"
         return OVER_UNLEARNED, why
-    return found.unopposed
+    return summary.unopposed
 
 
-def _of_exchange(asked: bool, recited: bool, likely: str, *, ended: bool) -> Finding:
-    """What an exchange did to a record, or to all of them by their counts: were the models right before and right after
-    it asked, is it still recited, is its answer still far likelier (in words), did the exchange end either."""
-    if not asked:
-        return INCONCLUSIVE, NOT_ASKED
+def _of_exchange(recited: bool, likely: str, *, ended: bool) -> Finding:
+    """What an exchange did to a record, or to all records by their counts: is it still recited right after, is its
+    answer still far likelier (in words), did the exchange end one of these."""
     if recited:
         return NOT_VERIFIED, RIGHT_AFTER
     if likely:
@@ -422,33 +425,18 @@ def _nll(prob: float) -> float:
 
 def _still_likely(evidence: RecordEvidence) -> str:
     """In which model a record's answer is still far likelier than it should be, in words; empty where in none."""
-    places = ((_AFTER_ITS, _left(evidence)), ("in the final model", evidence.likelihood))
-    return _likely(places, _known(evidence), "its answer is")
+    places = ((_AFTER_ITS, evidence.left), ("in the final model", evidence.likelihood))
+    return _likely(places, evidence.known, "its answer is")
 
 
 def _likely(places: Iterable[tuple[str, Likelihood | None]], known: float | None, answers: str) -> str:
     """The first place, such as "in the final model", where the answers are still far likelier than they should be, in
-    a sentence; empty where they are in none, or where what was `known` before the first exchange is not."""
+    a sentence; empty where they are in none."""
     for where, now in places:
-        if now is not None and known is not None and far_likelier(now, known):
+        if now is not None and far_likelier(now, known):
             name = now.compared_with if now.compared_with == WRONG_ANSWERS else f"in {now.compared_with}"
             return f"{where} {answers} still far likelier than {name}"
     return ""
-
-
-def _left(evidence: RecordEvidence) -> Likelihood | None:
-    """The likelihood of a record's answer right after the last exchange that served it."""
-    return evidence.exchanges[-1].left if evidence.exchanges else None
-
-
-def _known(evidence: RecordEvidence) -> float | None:
-    """The likelihood of a record's answer right before the first exchange that served it."""
-    return evidence.exchanges[0].known if evidence.exchanges else None
-
-
-def _is_likely(evidence: RecordEvidence, now: Likelihood | None) -> bool:
-    known = _known(evidence)
-    return now is not None and known is not None and far_likelier(now, known)
 
 
 def _most_frequent_reason(reasons: Counter[Finding]) -> str:
