@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,24 +79,37 @@ def audit(
     measured = assessor.measure(vector, full=worker.config.evaluation.audit.profile == "full")
     for name, reason in measured.report.failed.items():
         log.warning("client %d: the audit goes without %s: %s", client, name, reason)
-    ids = [r.id for r in forget]
     rouge = assessor.recalls_in(measured.log)
-    if missing := [i for i in ids if i not in rouge]:
+    if missing := [r.id for r in forget if r.id not in rouge]:
         rouge |= assessor.recalls(vector, missing)
-    prob, expected = assessor.knowledge(vector, ids, rouge=False)["prob"], assessor.never_seen(vector, ids)
-    recited, short = Thresholds.of(worker.config.unlearning.requests).count(assessor.units(ids), rouge)
     return {
         **{name: float(value) for name, value in measured.metrics.items() if name in NAMES},
+        **_of_request(assessor, Thresholds.of(worker.config.unlearning.requests), vector, forget, rouge),
+        REQUEST_TWINS: float(len({twin.forget for twin in find_twins(forget, retain)})),
+        "forget_records": float(len(forget)),
+        "retain_records": float(len(retain)),
+        "failed_evaluators": float(len(measured.report.failed)),
+    }
+
+
+def _of_request(
+    assessor: Assessor,
+    thresholds: Thresholds,
+    vector: np.ndarray,
+    forget: Sequence[Record],
+    rouge: Mapping[str, float],
+) -> dict[str, float]:
+    """What the model recites of the records to forget, and how likely their answers are; rouge: recall by record."""
+    ids = [r.id for r in forget]
+    prob, expected = assessor.knowledge(vector, ids, rouge=False)["prob"], assessor.never_seen(vector, ids)
+    recited, short = thresholds.count(assessor.units(ids), rouge)
+    return {
         REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
         # A model that computes no number any more knows nothing.
         REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
         **({REQUEST_EXPECTED: float(np.mean([expected[i] for i in ids]))} if expected else {}),
         REQUEST_RECITED: float(recited),
         REQUEST_SHORT: float(short),
-        REQUEST_TWINS: float(len({twin.forget for twin in find_twins(forget, retain)})),
-        "forget_records": float(len(forget)),
-        "retain_records": float(len(retain)),
-        "failed_evaluators": float(len(measured.report.failed)),
     }
 
 
