@@ -121,9 +121,9 @@ def check_commitment(sealed: Figures) -> Check:
 
 def check_model(evidence: Figures) -> Check:
     """Is the final model still good for anything? A ruined one recites nothing."""
-    doubt = evidence["judgement"].get("doubt", "") or next((f"failed: {e}" for e in evidence.get("failed", ())), "")
-    if doubt:
-        return Check("model", INCONCLUSIVE, {}, doubt)
+    reason = evidence["judgement"].get("doubt", "") or next((f"failed: {e}" for e in evidence.get("failed", ())), "")
+    if reason:
+        return Check("model", INCONCLUSIVE, {}, reason)
     if evidence["judgement"].get("outcome") == verification_rules.INCONCLUSIVE and not evidence["judgement"].get(
         "records"
     ):

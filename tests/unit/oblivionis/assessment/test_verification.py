@@ -226,6 +226,17 @@ def test_a_request_by_what_its_client_measured(before, after, final, outcome, wh
     assert judge_numbers(THRESHOLDS, {m: of for m, of in numbers.items() if m != "final"}, 2) is None
 
 
+def test_of_a_later_exchange_counts_what_was_known_and_useful_before_the_first():
+    later = {"before": told(2, 0.3, model_utility=0.1), "after": told(0, 0.3, 0.1), "final": told(0, 0.2, 0.2)}
+    later["final"] |= {"model_utility": 0.1}
+    alone = judge_numbers(THRESHOLDS, later, 2)
+    assert alone is not None and alone.why.startswith("right after the exchange their answers are still far likelier")
+    known = judge_numbers(THRESHOLDS, later, 2, first=told(2, 0.95, model_utility=0.1))
+    assert known is not None and known.outcome == "verified", "√(0.1 · 0.95) = 0.31: more than half of the way is gone"
+    useful = judge_numbers(THRESHOLDS, later, 2, first=told(2, 0.95, model_utility=0.8))
+    assert useful is not None and useful.outcome == "inconclusive" and "ruined model" in useful.why
+
+
 def test_the_numbers_of_a_request_by_their_short_names():
     assert own_names({"request_rouge": 0.1, "ruler_mean_rank": 0.5}) == {"rouge": 0.1, "ruler_mean_rank": 0.5}
     assert check_numbers({**TOLD, "request_expected": 0.2}, 3, THRESHOLDS)["request_expected"] == 0.2
