@@ -28,7 +28,7 @@ from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.erasure.ledger import AllAtRound, Ledger
 from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
-from oblivionis.erasure.verification_rules import VERIFIED, Judgement
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement, Thresholds
 from oblivionis.reports.html import request_pages
 from oblivionis.runs.directory import RunDirectory
 from strategies import message_keys
@@ -72,7 +72,9 @@ def measure(count: int, per_round: int, folder: Path) -> Parts:
     config = configuration.compose("default", [f"federation.clients={count}", f"data.authors={min(count, 5000)}"])
     run.write_config(configuration.to_yaml(config))
     rounds = -(-count // per_round)
-    requests = SimulatedRequests(AllAtRound(1), Ledger(run.ledger_path), holdings, 0.5, rounds, per_round=per_round)
+    requests = SimulatedRequests(
+        AllAtRound(1), Ledger(run.ledger_path), holdings, Thresholds(0.5, 1.0, 0.5), rounds, per_round=per_round
+    )
     with _timed(parts, "served"):
         FedTU(
             build("fedavg", fraction_train=PARTICIPANTS / count),

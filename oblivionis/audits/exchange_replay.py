@@ -3,9 +3,9 @@
 Everything is seeded, so that the same work gives the same bits. What must be at hand: the checkpoint before the
 exchange, the folder (or a copy) of each client that was served in it, and the same program on hardware that computes
 alike. What a client says of itself decides nothing: which records it had to withhold the run's ledger says, too. Where
-its folder holds other records than its ledger says it worked with, its work is not testable: it proves neither. What
-the run's folder says decides nothing either: it must be as the run's ledger sealed it, and its configuration the one
-whose hash the run's and the clients' ledgers have. No code of the run is executed but what the auditor allows by hand.
+its folder holds other records than its ledger says it worked with, its work is not testable. What the run's folder
+says decides nothing either: it must be as the run's ledger sealed it, and its configuration the one whose hash the
+run's and the clients' ledgers have. No code of the run is executed but what the auditor allows by hand.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PLACES = (
 )
 """Keys that a replay may set: where things lie on this machine. Any other one would be another configuration's work."""
 ANSWERED = UNLEARN.keys() - {message_keys.LIVE_RECORDS, "unlearn-seconds"}
-"""What a client tells of its own unlearning that anybody can compute again."""
+"""What a client reports of its own unlearning that anybody can compute again."""
 
 
 class NotTestable(AuditError):
@@ -92,15 +92,15 @@ class Finding:
 class _State:
     """What a client withheld when it sent something: its tombstones then, and what requests named there by then."""
 
-    buried: Mapping[str, str]
+    tombstones: Mapping[str, str]
     withheld: frozenset[str]
     line: Mapping[str, Any]
 
     @classmethod
     def at(cls, folder: Path, line: Mapping[str, Any], served: Collection[str] = ()) -> _State:
         """As the line of the client's ledger says; `served`: what it had to withhold by the run's ledger."""
-        buried = dict(NodeFolder(folder).tombstone_lines()[: int(line["tombstones"])])
-        return cls(buried, frozenset({*line["asked"], *buried, *served}), line)
+        tombstones = dict(NodeFolder(folder).tombstone_lines()[: int(line["tombstones"])])
+        return cls(tombstones, frozenset({*line["asked"], *tombstones, *served}), line)
 
 
 def replay_exchange(
@@ -112,12 +112,32 @@ def replay_exchange(
     looked_at: int | None = None,
     code: Path | None = None,
 ) -> list[Finding]:
-    """Serve a request again, and measure again what its client told of it; what came out equal and what did not.
+    """Serve a request again, and measure again what its client reported of it.
 
-    node_dirs: folders (or copies) of the clients that the round of the request served; those of a simulated run are
-    found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange.
-    code: the file of a loss of the run's own, which is executed then. What cannot be replayed is among the findings,
-    with the reason. Raises AuditError for a mistake of who asks.
+    Parameters
+    ----------
+    path : Path
+        The run.
+    request_id : str
+    node_dirs : sequence of Path
+        Folders (or copies) of the clients that the round of the request served; those of a simulated run are found by
+        themselves.
+    overrides : sequence of str
+        Settings of `PLACES`, as `key=value`.
+    looked_at : int, optional
+        A later round that served the request again; then it is that exchange.
+    code : Path, optional
+        The file of a loss of the run's own, which is executed.
+
+    Returns
+    -------
+    list of Finding
+        What came out equal and what did not, and what cannot be replayed, with the reason.
+
+    Raises
+    ------
+    AuditError
+        For a mistake of who asks.
     """
     return _collected(_exchange_again(path, request_id, node_dirs, overrides, looked_at, code))
 
@@ -133,50 +153,25 @@ def _exchange_again(
     run, config = _opened(path, overrides)
     yield from _sealed(run)
     served_round, before_hash, after_hash = _applied(run, request_id, looked_at)
-    group = Ledger(run.ledger_path).served_in(served_round)
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None
     if before_hash == after_hash and not may_be_idle:
         yield Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")
         return
     _check_open(config)
-    method = config.unlearning.method
-    if method_traits.updates(method) is not None or method_traits.asks_others(method):
-        raise NotTestable(
-            f"unlearning.method {method} serves requests from the other clients' updates: one "
-            "exchange cannot be replayed by itself; run the whole configuration again"
-        )
-    if not method_traits.is_loss(method):
-        raise NotTestable(
-            f"unlearning.method {method} changes the model on the server: no client computes an "
-            "exchange that could be replayed"
-        )
+    _check_method(config.unlearning.method)
     before = _model_before(run, config, served_round)
     if vector_hash(before) != before_hash:
         yield Finding("model before", DIFFERS, "the stored model is not the one that the ledger names")
         return
     bound = config.unlearning.code is not None
-    try:
-        config = allow_code(config, code)
-    except CodeError as error:
-        if code is not None:
-            raise
-        raise NotTestable(str(error)) from None
+    config = _with_code(config, code)
     if code is not None and not bound:
         yield Finding("code of the loss", NOT_TESTABLE, "the run does not name its hash: an earlier version made it")
-    worker, answers = Worker(config), list[Answer]()
-    everybody = [*group, *looked_again(run, served_round)]
-    folders = _folders(run, config, node_dirs, {r.client for r in everybody})
-    for client in sorted(folders):
-        asked = [r for r in everybody if r.client == client]
-        served = _served_before(run, client, served_round)
-        _hold(worker, client, folders[client])
-        try:
-            vector = yield from _answered(run, worker, client, folders[client], asked, served_round, before, served)
-        except NotTestable as error:
-            yield Finding(error.what, NOT_TESTABLE, str(error))
-            continue
-        answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in asked), {}))
+    requests = [*Ledger(run.ledger_path).served_in(served_round), *looked_again(run, served_round)]
+    folders = _folders(run, config, node_dirs, {r.client for r in requests})
+    worker = Worker(config)
+    answers = yield from _answers(run, worker, requests, folders, served_round, before)
     worker.fit(config.model.lora.rank)
     after, what = None, "model after the exchange"
     if missing := sorted(folders.keys() - {answer.client for answer in answers}):
@@ -187,9 +182,58 @@ def _exchange_again(
         serving = ByUnlearning(mean, summed=summed)
         after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
         yield _compared(what, vector_hash(after), after_hash)
-    request = next(r for r in everybody if r.id == request_id)
+    request = next(r for r in requests if r.id == request_id)
     models = {"before": before, "after": after, "final": _final(run)}
     yield from _numbers(worker, run, request, folders[request.client], models, served_round)
+
+
+def _check_method(method: str) -> None:
+    """NotTestable where no client computes the exchange by itself."""
+    if method_traits.updates(method) is not None or method_traits.asks_others(method):
+        raise NotTestable(
+            f"unlearning.method {method} serves requests from the other clients' updates: one "
+            "exchange cannot be replayed by itself; run the whole configuration again"
+        )
+    if not method_traits.is_loss(method):
+        raise NotTestable(
+            f"unlearning.method {method} changes the model on the server: no client computes an "
+            "exchange that could be replayed"
+        )
+
+
+def _with_code(config: Config, code: Path | None) -> Config:
+    """The configuration with the run's own code allowed. NotTestable where it needs some and none was given."""
+    try:
+        return allow_code(config, code)
+    except CodeError as error:
+        if code is not None:
+            raise
+        raise NotTestable(str(error)) from None
+
+
+def _answers(
+    run: RunDirectory,
+    worker: Worker,
+    requests: Sequence[Request],
+    folders: Mapping[int, Path],
+    served_round: int,
+    before: np.ndarray,
+) -> Generator[Finding, None, list[Answer]]:
+    """The answers of the clients that an exchange asked, of those whose work can be replayed."""
+    answers = list[Answer]()
+    for client in sorted(folders):
+        of_client = [r for r in requests if r.client == client]
+        withheld = _served_before(run, client, served_round)
+        _hold(worker, client, folders[client])
+        try:
+            vector = yield from _answered(
+                run, worker, client, folders[client], of_client, served_round, before, withheld
+            )
+        except NotTestable as error:
+            yield Finding(error.what, NOT_TESTABLE, str(error))
+            continue
+        answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in of_client), {}))
+    return answers
 
 
 def replay_training(
@@ -202,8 +246,29 @@ def replay_training(
 ) -> list[Finding]:
     """Train a client again as in a round of FedFT, without the records that it must withhold, and compare the models.
 
-    The run must keep the clients' updates of that round (`unlearning.updates.keep`). What cannot be replayed is among
-    the findings, with the reason. Raises AuditError for a mistake of who asks.
+    The run must keep the clients' updates of that round (`unlearning.updates.keep`).
+
+    Parameters
+    ----------
+    path : Path
+        The run.
+    client, server_round : int
+    node_dir : Path, optional
+        The client's folder, or a copy; that of a simulated run is found by itself.
+    stage : str
+        `finetune` or `unlearn`.
+    overrides : sequence of str
+        Settings of `PLACES`, as `key=value`.
+
+    Returns
+    -------
+    list of Finding
+        With what cannot be replayed, and the reason.
+
+    Raises
+    ------
+    AuditError
+        For a mistake of who asks.
     """
     return _collected(_training_again(path, client, server_round, node_dir, stage, overrides))
 
@@ -232,14 +297,14 @@ def _training_again(
             "training",
         )
     updates = store.read(past[0])
-    told = next((u for u in updates.clients if u.partition == client), None)
-    if told is None:
+    update = next((u for u in updates.clients if u.partition == client), None)
+    if update is None:
         raise AuditError(f"client {client} did not train in round {server_round} of {stage}")
     folder = _folders(run, config, [node_dir] if node_dir else [], {client})[client]
     seed = seeds.derive(config.seed, LABELS[stage], client, server_round)
     sent, worker = _vector(updates.sent), Worker(config)
-    own = _fitted("train", worker, client, folder, sent)
-    received = sent if own is None else _vector(own.sent)
+    submodel = _fitted("train", worker, client, folder, sent)
+    received = sent if submodel is None else _vector(submodel.sent)
     lines = _lines(run, folder, message_keys.TRAIN, server_round, vector_hash(received))
     served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
     state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
@@ -253,24 +318,24 @@ def _training_again(
         proximal_mu=float(config.strategy.params.get(message_keys.PROXIMAL_MU.replace("-", "_"), 0.0)),
         seed=seed,
     )
-    theirs = _vector(told.arrays)
+    theirs = _vector(update.arrays)
     if compression.method != "none":
         _, vector = packed(compression, received, vector, seeds.derive(seed, message_keys.TRAIN))
-    vector = vector if own is None else _vector(own.joined(_record(vector)))
-    found = _compared(f"client {client}'s model of round {server_round}", vector_hash(vector), vector_hash(theirs))
-    if found.outcome == DIFFERS:
+    vector = vector if submodel is None else _vector(submodel.joined(_record(vector)))
+    finding = _compared(f"client {client}'s model of round {server_round}", vector_hash(vector), vector_hash(theirs))
+    if finding.outcome == DIFFERS:
         far = float(np.linalg.norm(vector - theirs)) / max(float(np.linalg.norm(theirs - sent)), 1e-30)
-        found = Finding(found.what, DIFFERS, f"{found.why}; apart by {far:.2g} of the update's length")
-    yield found
+        finding = Finding(finding.what, DIFFERS, f"{finding.why}; apart by {far:.2g} of the update's length")
+    yield finding
 
 
 def machine_remarks(path: Path) -> list[str]:
     """Why equal work may differ in the last bits here: other versions, or another platform, than the run's."""
-    told = artifact_binding.opened(path, with_models=False).environment()
+    environment = artifact_binding.opened(path, with_models=False).environment()
     here = package_versions()
     other = [
         f"{name} {theirs} there, {here.get(name)} here"
-        for name, theirs in (told.get("packages") or {}).items()
+        for name, theirs in (environment.get("packages") or {}).items()
         if name in ("torch", "transformers", "peft", "numpy") and theirs != here.get(name)
     ]
     return other
@@ -278,13 +343,13 @@ def machine_remarks(path: Path) -> list[str]:
 
 def _collected(findings: Iterator[Finding]) -> list[Finding]:
     """All findings, up to what cannot be replayed, and that as one."""
-    found = list[Finding]()
+    collected = list[Finding]()
     try:
         for finding in findings:
-            found.append(finding)
+            collected.append(finding)
     except NotTestable as error:
-        found.append(Finding(error.what, NOT_TESTABLE, str(error)))
-    return found
+        collected.append(Finding(error.what, NOT_TESTABLE, str(error)))
+    return collected
 
 
 def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]:
@@ -300,14 +365,14 @@ def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]
 
 
 def _sealed(run: RunDirectory) -> Iterator[Finding]:
-    """Whether the run's ledger binds its folder, and its configuration as a node is told it."""
+    """Whether the run's ledger binds its folder, and its configuration in the form that nodes get."""
     missing, stages = artifact_binding.check(run, with_models=False).missing, run.lines(artifact_binding.STAGE)
     yield Finding("the run's seal", NOT_TESTABLE if missing else EQUAL, f"not sealed: {missing}" if missing else "")
     what = "configuration, by the run's ledger"
     if not stages:
         yield Finding(what, NOT_TESTABLE, "not sealed: no line of the ledger names it")
-    for told in {str(entry.get("config")) for entry in stages}:
-        yield _compared(what, _text_hash(run), told)
+    for recorded in {str(entry.get("config")) for entry in stages}:
+        yield _compared(what, _text_hash(run), recorded)
 
 
 def _text_hash(run: RunDirectory) -> str:
@@ -326,8 +391,8 @@ def _check_open(config: Config) -> None:
 
 
 def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple[int, str, str]:
-    """The round that served `request_id`, or `looked_at` where it was looked at again, and the model's hashes before
-    and after, by the run's ledger."""
+    """The round that served `request_id`, or `looked_at` where that served it again, and the model's hashes before and
+    after, by the run's ledger."""
     if not run.ledger_path.is_file():
         raise AuditError(f"{run.path} has no ledger of requests")
     checked = check_chain(run.ledger_path)
@@ -336,13 +401,13 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
         raise AuditError(f"{run.path} knows no request {request_id!r}; it has {', '.join(known) or 'none'}")
     served_round = known[request_id].served_round
     if looked_at is not None and looked_at != served_round:
-        looks = _looks(run, request_id)
-        if looked_at not in looks:
-            rounds = ", ".join(map(str, looks)) or "none"
+        later = _later_exchanges(run, request_id)
+        if looked_at not in later:
+            rounds = ", ".join(map(str, later)) or "none"
             raise AuditError(
                 f"request {request_id!r} was not looked at again in round {looked_at}; rounds in which it was: {rounds}"
             )
-        return looked_at, str(looks[looked_at]["before"]), str(looks[looked_at]["after"])
+        return looked_at, str(later[looked_at]["before"]), str(later[looked_at]["after"])
     lines = [e for e in checked.entries if e.get("event") == "applied" and e.get("id") == request_id]
     lines = [e for e in lines if e.get("round") == served_round]
     if served_round is None or not lines:
@@ -351,13 +416,13 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
 
 
 def looked_again(run: RunDirectory, server_round: int) -> list[Request]:
-    """The requests, served earlier, whose clients the exchange of a round asked once more."""
+    """The requests of earlier rounds that the exchange of a round served again."""
     known = {r.id: r for r in Ledger(run.ledger_path)}
     line = served_again(check_chain(run.ledger_path).entries, STAGE).get(server_round)
     return [known[i] for i in line["requests"] if i in known] if line is not None else []
 
 
-def _looks(run: RunDirectory, request_id: str) -> dict[int, Mapping[str, Any]]:
+def _later_exchanges(run: RunDirectory, request_id: str) -> dict[int, Mapping[str, Any]]:
     """The ledger's line of each later round whose exchange served a request again."""
     lines = served_again(check_chain(run.ledger_path).entries, STAGE)
     return {number: line for number, line in lines.items() if request_id in line["requests"]}
@@ -367,8 +432,8 @@ def _served_before(run: RunDirectory, client: int, server_round: int) -> frozens
     """Ids of the records of `client` that requests served before `round` named, by the run's ledger."""
     if not run.ledger_path.is_file():
         return frozenset()
-    mine = Ledger(run.ledger_path).of_client(client)
-    return frozenset(i for r in mine if (r.served_round or server_round) < server_round for i in r.record_ids)
+    requests = Ledger(run.ledger_path).of_client(client)
+    return frozenset(i for r in requests if (r.served_round or server_round) < server_round for i in r.record_ids)
 
 
 def _model_before(run: RunDirectory, config: Config, served_round: int) -> np.ndarray:
@@ -395,7 +460,7 @@ def _final(run: RunDirectory) -> np.ndarray | None:
 
 def _folders(run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int]) -> dict[int, Path]:
     """The folder of each of `clients`. AuditError where one is missing or says that it is another client's."""
-    found: dict[int, Path] = {}
+    by_client: dict[int, Path] = {}
     for folder in given:
         if not folder.is_dir():
             raise AuditError(f"--node-dir {folder}: no such folder; expected a client's own folder, or a copy")
@@ -404,18 +469,18 @@ def _folders(run: RunDirectory, config: Config, given: Sequence[Path], clients: 
         named = [c for c in clients if any(e.get("client") == c for e in lines)]
         if len(named) != 1:
             raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(clients)}")
-        found[named[0]] = folder
+        by_client[named[0]] = folder
     for client in clients:
         places = [run.nodes_path / str(client)]
         places += [simulated_folder(config.data.nodes, client)] if config.data.nodes else []
-        if client not in found and (place := next((p for p in places if p.is_dir()), None)) is not None:
-            found[client] = place
-    if missing := sorted(set(clients) - found.keys()):
+        if client not in by_client and (place := next((p for p in places if p.is_dir()), None)) is not None:
+            by_client[client] = place
+    if missing := sorted(set(clients) - by_client.keys()):
         raise AuditError(
             f"the folders of clients {', '.join(map(str, missing))} are needed: name each, or a copy, with --node-dir "
             f"(the exchange merged the answers of {len(clients)} clients)"
         )
-    return found
+    return by_client
 
 
 def _of_run(run: RunDirectory, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -429,8 +494,8 @@ def _of_run(run: RunDirectory, lines: Iterable[Mapping[str, Any]]) -> list[Mappi
 
 def _lines(run: RunDirectory, folder: Path, kind: str, server_round: int, before: str) -> list[Mapping[str, Any]]:
     """The lines of a node's ledger that say what it sent in answer to a model with the hash `before`."""
-    found = _of_run(run, NodeLedger(folder).exchanges())
-    return [e for e in found if (e.get("kind"), e.get("round"), e.get("before")) == (kind, server_round, before)]
+    lines = _of_run(run, NodeLedger(folder).exchanges())
+    return [e for e in lines if (e.get("kind"), e.get("round"), e.get("before")) == (kind, server_round, before)]
 
 
 def _newest(lines: Sequence[Mapping[str, Any]], client: int, what: str) -> Mapping[str, Any]:
@@ -456,11 +521,11 @@ def _held(run: RunDirectory, worker: Worker, client: int, folder: Path, state: _
     work was done with other records than `worker` holds."""
     if faults := NodeLedger(folder).verify().faults:
         yield Finding(f"ledger of client {client}", DIFFERS, f"it was altered: {faults[0]}")
-    told, what = state.line.get("config"), f"configuration, by the ledger of client {client}"
-    if told is None:
+    recorded, what = state.line.get("config"), f"configuration, by the ledger of client {client}"
+    if recorded is None:
         yield Finding(what, NOT_TESTABLE, "the ledger does not say by which configuration the run went")
     else:
-        yield _compared(what, _text_hash(run), str(told))
+        yield _compared(what, _text_hash(run), str(recorded))
     what = f"records of client {client}"
     if other := _other_records(worker, client, folder, state.line):
         raise NotTestable(other, what)
@@ -487,23 +552,24 @@ def _answered(
     worker: Worker,
     client: int,
     folder: Path,
-    asked: Sequence[Request],
+    requests: Sequence[Request],
     served_round: int,
     before: np.ndarray,
-    served: Collection[str],
+    withheld: Collection[str],
 ) -> Generator[Finding, None, np.ndarray]:
-    """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
-    own = _fitted("unlearn", worker, client, folder, before)
-    received = before if own is None else _vector(own.sent)
+    """The model with which a client answers requests, and how it compares with what its ledger says; withheld: what
+    its earlier requests named."""
+    submodel = _fitted("unlearn", worker, client, folder, before)
+    received = before if submodel is None else _vector(submodel.sent)
     lines = _lines(run, folder, message_keys.UNLEARN, served_round, vector_hash(received))
-    lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in asked}]
-    state = _State.at(folder, _newest(lines, client, f"the exchange of round {served_round}"), served)
+    lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in requests}]
+    state = _State.at(folder, _newest(lines, client, f"the exchange of round {served_round}"), withheld)
     yield from _held(run, worker, client, folder, state)
     seed = seeds.derive(worker.config.seed, LABELS[STAGE], client, served_round)
     vector, report = worker.forget(
         client,
         received,
-        record_ids=_forget_ids(worker, client, asked, state),
+        record_ids=_forget_ids(worker, client, requests, state),
         tombstones=state.withheld,
         proximal_mu=0.0,
         seed=seed,
@@ -512,21 +578,21 @@ def _answered(
     compression = worker.config.federation.compression
     if compression.method != "none" and compression.unlearning:
         _, vector = packed(compression, received, vector, seeds.derive(seed, message_keys.UNLEARN))
-    said = str(state.line.get("after"))
-    yield _compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said)
-    if (told := _told_of(run, client, served_round)) is not None:
-        here = {name: number for name, number in unlearning_metrics(report).items() if name in told}
-        yield _agreed(f"numbers that client {client} told with its answer", here, told)
-    return vector if own is None else _vector(own.joined(_record(vector)))
+    recorded = str(state.line.get("after"))
+    yield _compared(f"answer of client {client}, by its own ledger", vector_hash(vector), recorded)
+    if (reported := _reported(run, client, served_round)) is not None:
+        here = {name: number for name, number in unlearning_metrics(report).items() if name in reported}
+        yield _agreed(f"numbers that client {client} told with its answer", here, reported)
+    return vector if submodel is None else _vector(submodel.joined(_record(vector)))
 
 
-def _told_of(run: RunDirectory, client: int, served_round: int) -> Mapping[str, float] | None:
-    """The numbers of its own work that a client told with the answer that served its requests in a round; None where
-    none is known."""
+def _reported(run: RunDirectory, client: int, served_round: int) -> Mapping[str, float] | None:
+    """The numbers of its own work that a client reported with the answer that served its requests in a round; None
+    where none is known."""
     lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served"]
     lines = [e for e in lines if (e.get("client"), e.get("round")) == (client, served_round)]
-    found = {name: n for name, n in reported_numbers(lines[-1]).items() if name in ANSWERED} if lines else {}
-    return found or None
+    numbers = {name: n for name, n in reported_numbers(lines[-1]).items() if name in ANSWERED} if lines else {}
+    return numbers or None
 
 
 def _references(worker: Worker, client: int, folder: Path) -> Sequence[Record] | None:
@@ -541,15 +607,15 @@ def _fitted(kind: str, worker: Worker, client: int, folder: Path, model: np.ndar
     lora = worker.config.model.lora
     worker.fit(lora.rank)
     of_model = fitting(worker.config.model, worker.flat.manifest, lambda _: read_policy(folder).limits.lora_rank)
-    own = None if of_model is None else of_model(kind, _record(model))(client)
-    if own is not None:
-        worker.fit(int(own.settings[message_keys.LORA_RANK]))
-    return own
+    submodel = None if of_model is None else of_model(kind, _record(model))(client)
+    if submodel is not None:
+        worker.fit(int(submodel.settings[message_keys.LORA_RANK]))
+    return submodel
 
 
-def _forget_ids(worker: Worker, client: int, asked: Sequence[Request], state: _State) -> set[str]:
+def _forget_ids(worker: Worker, client: int, requests: Sequence[Request], state: _State) -> set[str]:
     held = [record.id for record in worker.holding(client).records]
-    return forget_set([Demand(r.id, r.scope, r.record_ids) for r in asked], held, state.buried)
+    return forget_set([Demand(r.id, r.scope, r.record_ids) for r in requests], held, state.tombstones)
 
 
 def _numbers(
@@ -560,18 +626,18 @@ def _numbers(
     models: Mapping[str, np.ndarray | None],
     server_round: int,
 ) -> Iterator[Finding]:
-    """The numbers that the client told of `request`, beside those that its records give, and those of its own ledger:
-    of the final model, and, where its audit is of the exchange of this round, of the models right before and after.
+    """Compare the numbers that the client reported of `request` with those that its records give, and with its ledger.
 
+    Of the final model, and, where its audit is of the exchange of this round, of the models right before and after.
     Without the model that it measured there is no more than what it says, so that nothing was tested.
     """
-    told = read_audit(run.path, request.id) or {}
-    of_round = told.get("round", request.served_round)
+    reported = read_audit(run.path, request.id) or {}
+    of_round = reported.get("round", request.served_round)
     for moment in MOMENTS:
-        numbers, vector, what = told.get(moment), models[moment], f"numbers of the client's audit, {moment}"
+        numbers, vector, what = reported.get(moment), models[moment], f"numbers of the client's audit, {moment}"
         if not isinstance(numbers, Mapping):
             continue
-        if moment != "final" and of_round not in (request.served_round, *_looks(run, request.id)):
+        if moment != "final" and of_round not in (request.served_round, *_later_exchanges(run, request.id)):
             yield Finding(what, DIFFERS, f"they are said to be of round {of_round}, in which it was not served")
             continue
         if moment != "final" and of_round != server_round:
@@ -582,9 +648,9 @@ def _numbers(
         lines = [e for e in sent if e.get("kind") == message_keys.AUDIT]
         lines = [e for e in lines if e.get("moment") == moment and e.get("requests") == [request.id]]
         entered = [e for e in lines if e.get("before") == model]
-        if vector is None or not (entered or _signed_model(told, moment) == model):
-            untold = "" if lines else ", and its ledger has no line about them"
-            yield Finding(what, NOT_TESTABLE, f"the model that it measured is not at hand{untold}")
+        if vector is None or not (entered or _signed_model(reported, moment) == model):
+            unrecorded = "" if lines else ", and its ledger has no line about them"
+            yield Finding(what, NOT_TESTABLE, f"the model that it measured is not at hand{unrecorded}")
             continue
         if entered and "numbers" in entered[-1] and entered[-1]["numbers"] != dict(numbers):
             yield Finding(what, DIFFERS, "its own ledger has other numbers")
@@ -596,9 +662,9 @@ def _numbers(
             continue
         forget = _forget_ids(worker, request.client, [request], state)
         here = audit(worker, request.client, vector, forget, state.withheld, folder)
-        found = _agreed(what, here, numbers)
-        alone = found.outcome == EQUAL and not entered
-        yield Finding(what, EQUAL, "computed here; its own ledger has no line about them") if alone else found
+        finding = _agreed(what, here, numbers)
+        alone = finding.outcome == EQUAL and not entered
+        yield Finding(what, EQUAL, "computed here; its own ledger has no line about them") if alone else finding
 
 
 def _signed_model(audit: Mapping[str, Any], moment: str) -> str | None:
@@ -609,21 +675,24 @@ def _signed_model(audit: Mapping[str, Any], moment: str) -> str | None:
         return None
 
 
-def _agreed(what: str, here: Mapping[str, float], told: Mapping[str, Any]) -> Finding:
-    """Whether numbers that a client told are those computed here, each by its name."""
-    wrong = [n for n in sorted({*here, *told}) if not _same(here.get(n), told.get(n))]
-    shown = ", ".join(f"{n}: told {told.get(n)}, found {here.get(n)}" for n in wrong[:3])
+def _agreed(what: str, here: Mapping[str, float], reported: Mapping[str, Any]) -> Finding:
+    """Whether numbers that a client reported are those computed here, each by its name."""
+    wrong = [n for n in sorted({*here, *reported}) if not _same(here.get(n), reported.get(n))]
+    shown = ", ".join(f"{n}: told {reported.get(n)}, found {here.get(n)}" for n in wrong[:3])
     return Finding(what, DIFFERS if wrong else EQUAL, f"{len(wrong)} of {len(here)} ({shown})" if wrong else "")
 
 
-def _same(here: float | None, told: object) -> bool:
-    return here is not None and isinstance(told, int | float) and abs(here - told) <= TOLERANCE * max(1.0, abs(here))
+def _same(here: float | None, reported: object) -> bool:
+    if here is None or not isinstance(reported, int | float):
+        return False
+    return abs(here - reported) <= TOLERANCE * max(1.0, abs(here))
 
 
-def _compared(what: str, here: str, told: str) -> Finding:
-    if here == told:
+def _compared(what: str, here: str, recorded: str) -> Finding:
+    """Whether a hash is the one computed here."""
+    if here == recorded:
         return Finding(what, EQUAL, f"{here[:12]}…")
-    return Finding(what, DIFFERS, f"computed here {here[:12]}…, told {told[:12]}…")
+    return Finding(what, DIFFERS, f"computed here {here[:12]}…, told {recorded[:12]}…")
 
 
 def _record(vector: np.ndarray) -> ArrayRecord:

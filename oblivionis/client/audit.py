@@ -1,9 +1,9 @@
-"""A client's audit of its own records: it measures what the model still knows of them, and tells numbers only."""
+"""A client's audit of its own records: it measures what the model still knows of them, and reports numbers only."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.twins import find_twins
 from oblivionis.erasure.records_on_node import FACTS_FILE, read_references
-from oblivionis.erasure.verification_rules import LEAST_UNITS
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.measures import registry
 from oblivionis.measures.assessor import Assessor
@@ -40,16 +40,35 @@ def audit(
     tombstones: Collection[str],
     folder: Path,
 ) -> dict[str, float]:
-    """What the model with `vector` knows of the records `forget_ids` of `client`, beside those that it keeps.
+    """Measure what a model knows of a client's records that are to be forgotten, and of those that it keeps.
 
-    By name: the means of ROUGE-L recall, in any script, and probability over the records to forget (`request_rouge`,
-    `request_prob`; with records that nobody trains on also `request_expected`, what a model would make of them that
-    never saw them), how many of them are recited (`request_recited`), too short to tell (`request_short`), and held by
-    records that it keeps as well (`request_twins`);
-    what `evaluation.audit.profile` asks of both groups (TOFU's measures, leakage bounds, RULER's Lens 2, WikiMem where
-    `<folder>/facts.jsonl` or the records state facts); how many records there are in each group, and how many
-    evaluators failed (their reasons go to the client's own log). tombstones: records that are neither to be forgotten
-    now nor kept. Raises ClientError when the client holds none of `forget_ids`.
+    Parameters
+    ----------
+    worker : Worker
+    client : int
+    vector : array (n,)
+        The model.
+    forget_ids : collection of str
+        Ids of the records to forget.
+    tombstones : collection of str
+        Ids of records that are neither to be forgotten now nor kept.
+    folder : Path
+        The client's own.
+
+    Returns
+    -------
+    dict of str to float
+        Over the records to forget: the means of ROUGE-L recall, in any script, and probability (`request_rouge`,
+        `request_prob`; with records that nobody trains on also `request_expected`, the probability in a model that
+        never saw them), how many are recited (`request_recited`), too short to tell (`request_short`), and held by
+        records that it keeps as well (`request_twins`). What `evaluation.audit.profile` asks of both groups (TOFU's
+        measures, leakage bounds, RULER's Lens 2, WikiMem where `<folder>/facts.jsonl` or the records state facts). How
+        many records there are in each group, and how many evaluators failed (their reasons go to the client's own log).
+
+    Raises
+    ------
+    ClientError
+        When the client holds none of `forget_ids`.
     """
     records = worker.holding(client).records
     forget = tuple(r for r in records if r.id in forget_ids)
@@ -60,25 +79,37 @@ def audit(
     measured = assessor.measure(vector, full=worker.config.evaluation.audit.profile == "full")
     for name, reason in measured.report.failed.items():
         log.warning("client %d: the audit goes without %s: %s", client, name, reason)
-    ids = [r.id for r in forget]
     rouge = assessor.recalls_in(measured.log)
-    if missing := [i for i in ids if i not in rouge]:
+    if missing := [r.id for r in forget if r.id not in rouge]:
         rouge |= assessor.recalls(vector, missing)
-    prob, expected = assessor.knowledge(vector, ids, rouge=False)["prob"], assessor.never_seen(vector, ids)
-    units, limit = assessor.units(ids), worker.config.unlearning.requests.verify_max_rouge
-    long = [i for i in ids if units[i] >= LEAST_UNITS]
     return {
         **{name: float(value) for name, value in measured.metrics.items() if name in NAMES},
-        REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
-        # A model that computes no number any more knows nothing.
-        REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
-        **({REQUEST_EXPECTED: float(np.mean([expected[i] for i in ids]))} if expected else {}),
-        REQUEST_RECITED: float(sum(rouge[i] > limit for i in long)),
-        REQUEST_SHORT: float(len(ids) - len(long)),
+        **_of_request(assessor, Thresholds.of(worker.config.unlearning.requests), vector, forget, rouge),
         REQUEST_TWINS: float(len({twin.forget for twin in find_twins(forget, retain)})),
         "forget_records": float(len(forget)),
         "retain_records": float(len(retain)),
         "failed_evaluators": float(len(measured.report.failed)),
+    }
+
+
+def _of_request(
+    assessor: Assessor,
+    thresholds: Thresholds,
+    vector: np.ndarray,
+    forget: Sequence[Record],
+    rouge: Mapping[str, float],
+) -> dict[str, float]:
+    """What the model recites of the records to forget, and how likely their answers are; rouge: recall by record."""
+    ids = [r.id for r in forget]
+    prob, expected = assessor.knowledge(vector, ids, rouge=False)["prob"], assessor.never_seen(vector, ids)
+    recited, short = thresholds.count(assessor.units(ids), rouge)
+    return {
+        REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
+        # A model that computes no number any more knows nothing.
+        REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
+        **({REQUEST_EXPECTED: float(np.mean([expected[i] for i in ids]))} if expected else {}),
+        REQUEST_RECITED: float(recited),
+        REQUEST_SHORT: float(short),
     }
 
 

@@ -1,7 +1,7 @@
-"""A node's own verdict on its sealed requests: what models that it received know of its records.
+"""A node's own verdict on its hidden requests: what models that it received know of its records.
 
-It is measured at the user's command, outside of any message, and stays on the node: a reply that took longer, or told
-numbers, would say who asked. For that a node keeps models: the one that the exchange of a request began with, the one
+It is measured at the user's command, outside of any message, and stays on the node: a reply that took longer, or had
+numbers, would show who asked. For that a node keeps models: the one that the exchange of a request began with, the one
 that it ended with where the node trained in the same round, and the newest that it received. It keeps them whether or
 not it asks, and deletes at the next exchange what nobody needs.
 """
@@ -27,11 +27,10 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.records_on_node import read_node
-from oblivionis.erasure.verification_rules import VERIFIED, Judgement
+from oblivionis.erasure.verification_rules import VERIFIED, Judgement, Thresholds
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json
-from oblivionis.measures.audit_numbers import audit_path, check_numbers, read_audit
-from oblivionis.measures.verification import judge_numbers, moved
+from oblivionis.measures.audit_numbers import audit_path, check_numbers, judge_numbers, read_audit
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import Checkpoint, read_checkpoint, vector_hash
 from strategies import message_keys
@@ -58,10 +57,19 @@ class Kept:
 
 
 def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | None = None) -> None:
-    """Keep the flat model (n,) float32 that a message brought, durably.
+    """Keep a model that a message brought, durably.
 
-    `session`: of the cover exchange that it begins; None: as the newest model of all, and where it came in the round of
-    such an exchange, so that it is what came of it, beside the model that this began with.
+    Parameters
+    ----------
+    folder : Path
+        The node's own.
+    vector : array (n,), float32
+        The flat model.
+    about : Kept
+        What is kept beside it.
+    session : str, optional
+        Of the cover exchange that the model begins. None: it is kept as the newest model of all, and, where it came in
+        the round of a cover exchange, also as the model that this ended with.
     """
     place = folder / FOLDER / (LATEST if session is None else _name(session))
     info = {name: getattr(about, name) for name in Kept.__slots__}
@@ -70,11 +78,11 @@ def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | Non
         for began in place.parent.glob(f"*{_SUFFIX}"):
             if began.name == LATEST or began.name.endswith(_AFTER):
                 continue
-            of = read_checkpoint(began)
-            if (of.info["run"], of.stage, of.round) == (about.run, about.stage, about.round):
+            first = read_checkpoint(began)
+            if (first.info["run"], first.stage, first.round) == (about.run, about.stage, about.round):
                 write_arrays(_after(began), {"adapter": vector}, info)
         return
-    began = {place, *(place.with_name(_name(of)) for of in unsettled_sessions(folder).values())}
+    began = {place, *(place.with_name(_name(unsettled)) for unsettled in unsettled_sessions(folder).values())}
     needed = {LATEST, *(path.name for model in began for path in (model, _after(model)))}
     for file in place.parent.glob("*.safetensors"):
         if file.name not in needed:
@@ -82,12 +90,30 @@ def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | Non
 
 
 def audit_request(folder: Path, request_id: str, final: Path | None = None) -> tuple[Judgement, list[str]]:
-    """Measure what the models before its exchange and now know of a request's records; the verdict goes into the node's
-    ledger, the signed numbers into `audits/` of its folder. With it, what could not be measured, in words.
+    """Measure what the models before its exchange and now know of a request's records, and judge it.
 
-    `final`: a checkpoint of the run, such as its last; None: the newest model that the node received. Raises SealError
-    for a request that no cover exchange has served, SelfAuditError where a model is missing, and what a message with
-    the same configuration would raise.
+    The verdict goes into the node's ledger, the signed numbers into `audits/` of its folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The node's own.
+    request_id : str
+    final : Path, optional
+        A checkpoint of the run, such as its last; None: the newest model that the node received.
+
+    Returns
+    -------
+    judgement : Judgement
+    missing : list of str
+        What could not be measured, in words.
+
+    Raises
+    ------
+    SealError
+        For a request that no cover exchange has served.
+    SelfAuditError
+        Where a model is missing; else what a message with the same configuration would raise.
     """
     opened = open_commitment(folder, request_id)
     first = _kept(folder / FOLDER / _name(opened.session), f"the model before the exchange of request {request_id!r}")
@@ -100,28 +126,31 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
     worker = _worker(folder, opened.client, first.info)
     if first.vector.shape != last.vector.shape or last.vector.size != worker.flat.size:
         raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
-    limit = worker.config.unlearning.requests.verify_max_rouge
+    thresholds = Thresholds.of(worker.config.unlearning.requests)
     numbers: dict[str, dict[str, float]] = {}
     after = right_after(folder, opened, request_id)
     moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
     for moment, model in moments.items():
-        numbers[moment] = _measured(worker, folder, opened, model.vector, limit)
+        numbers[moment] = _measure(worker, folder, opened, model.vector, thresholds)
         _keep_numbers(folder, opened, moment, numbers[moment], model)
-    settings, ruined = worker.config.unlearning.requests, moved(last.vector, first.vector)
-    found = judge_numbers(numbers, len(opened.demand.record_ids), settings, ruined=ruined)
-    assert found is not None
-    event = "verified" if found.outcome == VERIFIED else "verification_failed"
-    said = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
-    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **said)
-    failed = {moment: of.get("failed_evaluators", 0.0) for moment, of in numbers.items()}
-    return found, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
+    ruined = thresholds.displaced(last.vector, first.vector)
+    judged = judge_numbers(thresholds, numbers, len(opened.demand.record_ids), ruined=ruined)
+    assert judged is not None
+    event = "verified" if judged.outcome == VERIFIED else "verification_failed"
+    info = {"outcome": judged.outcome, "why": judged.why, "rouge": judged.recall, "limit": thresholds.max_recall}
+    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **info)
+    failed = {moment: reported.get("failed_evaluators", 0.0) for moment, reported in numbers.items()}
+    return judged, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
 
 
-def _measured(worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, limit: float) -> dict[str, float]:
+def _measure(
+    worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, thresholds: Thresholds
+) -> dict[str, float]:
+    """The numbers of a request's records in a model, as a message that asks for them would get them."""
     withheld = {*NodeFolder(folder).tombstones(), *NodeLedger(folder).asked()}
     records = set(opened.demand.record_ids)
     numbers = audit(worker, opened.client, vector, records, withheld, folder)
-    return check_numbers(numbers, len(records), limit)
+    return check_numbers(numbers, len(records), thresholds)
 
 
 def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint) -> None:
@@ -175,11 +204,11 @@ def right_after(folder: Path, opened: Opened, request_id: str) -> Checkpoint | N
     """The model that the exchange of a request ended with, by its hash; None where no message brought it."""
     path = _after(folder / FOLDER / _name(opened.session))
     lines = (e for e in reversed(NodeLedger(folder).lines("served")) if e.get("id") == request_id)
-    told = next((e.get("after") for e in lines if e.get("session") == opened.session), None)
+    recorded = next((e.get("after") for e in lines if e.get("session") == opened.session), None)
     if not path.is_file():
         return None
-    found = read_checkpoint(path)
-    return found if vector_hash(found.vector) == told else None
+    checkpoint = read_checkpoint(path)
+    return checkpoint if vector_hash(checkpoint.vector) == recorded else None
 
 
 def _name(session: str) -> str:

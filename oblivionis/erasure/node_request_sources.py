@@ -35,6 +35,7 @@ from oblivionis.erasure.query_schema import (
 )
 from oblivionis.erasure.record_holders import LedgerRequests, demanded
 from oblivionis.erasure.request import REJECTED, Request
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import OblivionisError
 from strategies import message_keys
 from strategies.message_keys import SCOPE_CLIENT
@@ -55,7 +56,7 @@ class AskingNodes(LedgerRequests):
     def __init__(
         self,
         ledger: Ledger,
-        max_rouge: float,
+        thresholds: Thresholds,
         *,
         run: str,
         nodes: NodeMap,
@@ -67,7 +68,7 @@ class AskingNodes(LedgerRequests):
         again: int = 0,
         per_round: int | None = None,
     ) -> None:
-        super().__init__(ledger, max_rouge, last_round, again, per_round)
+        super().__init__(ledger, thresholds, last_round, again, per_round)
         self._run, self.nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn = live, warn
 
@@ -124,8 +125,8 @@ class NodeRequests(AskingNodes):
     a warning and a line of the ledger say so. The rest as for `AskingNodes`.
     """
 
-    def __init__(self, ledger: Ledger, max_rouge: float, *, most: int = 100, **asking: Any) -> None:
-        super().__init__(ledger, max_rouge, **asking)
+    def __init__(self, ledger: Ledger, thresholds: Thresholds, *, most: int = 100, **asking: Any) -> None:
+        super().__init__(ledger, thresholds, **asking)
         self._most, self._round = most, 0
         self._unreported = frozenset[str]()
 
@@ -202,8 +203,8 @@ class SealedRequests(AskingNodes):
 
     hidden = True
 
-    def __init__(self, ledger: Ledger, max_rouge: float, **asking: Any) -> None:
-        super().__init__(ledger, max_rouge, **asking)
+    def __init__(self, ledger: Ledger, thresholds: Thresholds, **asking: Any) -> None:
+        super().__init__(ledger, thresholds, **asking)
         self._unconfirmed: dict[int, list[SessionOutcome]] = {}
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:

@@ -14,7 +14,7 @@ from oblivionis.erasure.ledger import Ledger, NoRequests, Policy, without
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.request import REJECTED, SERVED, Request
 from oblivionis.erasure.unrequested_records import OpenRecords
-from oblivionis.erasure.verification_rules import Judgement
+from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.run_events import SERVED_AGAIN
 from strategies.message_keys import ERASURE, SCOPE_CLIENT
@@ -68,9 +68,9 @@ class LedgerRequests(RequestSource):
     """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
 
     def __init__(
-        self, ledger: Ledger, max_rouge: float, last_round: int, again: int = 0, per_round: int | None = None
+        self, ledger: Ledger, thresholds: Thresholds, last_round: int, again: int = 0, per_round: int | None = None
     ) -> None:
-        self._ledger, self._max_rouge, self._last_round = ledger, max_rouge, last_round
+        self._ledger, self._thresholds, self._last_round = ledger, thresholds, last_round
         self._again, self._per_round = again, per_round
         self._repeated: list[str] = []
         self._looking: list[Request] = []
@@ -182,7 +182,7 @@ class LedgerRequests(RequestSource):
         Returns how many requests have which outcome.
         """
         for request in [r for r in self.to_verify() if r.id in judgements]:
-            self._ledger.verified(request.id, server_round, judgements[request.id], self._max_rouge)
+            self._ledger.verified(request.id, server_round, judgements[request.id], self._thresholds.max_recall)
         return dict(Counter(request.outcome for request in self._ledger))
 
     def close(self, server_round: int) -> None:
@@ -200,12 +200,12 @@ class SimulatedRequests(LedgerRequests):
         policy: Policy,
         ledger: Ledger,
         holdings: Holdings | RemoteHoldings,
-        max_rouge: float,
+        thresholds: Thresholds,
         last_round: int,
         again: int = 0,
         per_round: int | None = None,
     ) -> None:
-        super().__init__(ledger, max_rouge, last_round, again, per_round)
+        super().__init__(ledger, thresholds, last_round, again, per_round)
         self._policy, self._holdings = policy, holdings
         self._open = OpenRecords(ledger, holdings.forget)
 
@@ -218,7 +218,7 @@ class SimulatedRequests(LedgerRequests):
         ledger = Ledger(run.path / "no-requests.jsonl" if policy is None else run.ledger_path)
         policy = NoRequests() if policy is None else policy
         rounds, again = config.federation.rounds.unlearn, config.unlearning.again
-        return cls(policy, ledger, holdings, settings.verify_max_rouge, rounds, again, settings.per_round)
+        return cls(policy, ledger, holdings, Thresholds.of(settings), rounds, again, settings.per_round)
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Let the policy submit what is due in `round`, then list what is pending.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from oblivionis.config.schema import Requests
 from oblivionis.erasure.events import (
     Committed,
     Covered,
@@ -29,7 +30,8 @@ from oblivionis.erasure.events import (
     Verified,
 )
 from oblivionis.erasure.request import REJECTED, SEALED, NodeRequest, Request, RequestError
-from oblivionis.erasure.verification_rules import VERIFIED, judge_counts
+from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
+from oblivionis.erasure.verification_rules import VERIFIED, Thresholds
 from oblivionis.naming import subject_key
 from strategies.message_keys import AUDIT, BURY, UNLEARN
 
@@ -236,16 +238,18 @@ class NodeStates(RequestStates[NodeRequest]):
         recited = {moment: of["request_recited"] for moment, of in measured.items() if of and "request_recited" in of}
         if "final" not in recited:
             raise RequestError(f"what this node measured of request {request.id!r} has no request_recited")
-        outcome, why = judge_counts(
+        counts = RequestCounts(
             len(request.record_ids),
-            recited.get("before"),
             recited["final"],
-            recited_after=recited.get("after"),
-            untestable=final.get("request_short", 0.0),
+            ExchangeCounts(recited.get("before"), recited.get("after")),
+            short=final.get("request_short", 0.0),
             twins=int(final.get("request_twins", 0)),
-            least_testable=0.0,  # which share of them must be is the server's to say
         )
-        return "" if outcome == VERIFIED else f"{said}; by this node's own audit it is {outcome}: {why}"
+        # Which share of the records must be verified is the server's to say.
+        found = replace(Thresholds.of(Requests()), min_testable=0.0).judge(counts)
+        if found.outcome == VERIFIED:
+            return ""
+        return f"{said}; by this node's own audit it is {found.outcome}: {found.why}"
 
     def _release(self, subject: str, record_ids: Collection[str]) -> None:
         """Hold these records back no more for a person: they are asked for, or not about the person."""

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from oblivionis.erasure.verification_rules import Exchange, Likelihood, RecordEvidence
+from oblivionis.erasure.verification_evidence import Exchange, Likelihood, RecordEvidence
 from oblivionis.files import read_json
 from oblivionis.runs.directory import RunDirectory
 
@@ -15,6 +15,7 @@ FILE = "judgements.json"
 """In the run: the outcome of each request with the evidence of each of its records, and of which model."""
 EVALUATOR = "requests"
 MOMENTS = ("before_unlearn", "after_unlearn")
+"""When the records are measured around an exchange, as metrics.jsonl has it."""
 
 
 class _Judged(TypedDict):
@@ -76,49 +77,58 @@ def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, A
 def exchanges_of(run: RunDirectory, stage: str) -> dict[str, dict[str, tuple[Exchange, ...]]]:
     """By request and record the exchanges that served it and were measured, in their order."""
     ends = {row["round"]: (row["requests"], row.get("compared_with", {})) for row in exchanges(run, stage, MOMENTS[1])}
-    found: dict[str, dict[str, tuple[Exchange, ...]]] = {}
+    by_request: dict[str, dict[str, tuple[Exchange, ...]]] = {}
     for row in exchanges(run, stage, MOMENTS[0]):
         end, compared_with = ends.get(row["round"], ({}, {}))
         for request, records in row["requests"].items():
-            known = found.setdefault(request, {})
-            for i, first in records.items():
-                if (last := end.get(request, {}).get(i)) is not None:
-                    left = Likelihood(last["prob"], last.get("reference"), compared_with.get(i, ""))
-                    measured = Exchange(first["rouge"], last["rouge"], first["prob"], left)
-                    known[i] = (*known.get(i, ()), measured)
-    return found
+            by_record = by_request.setdefault(request, {})
+            for i, before in records.items():
+                if (after := end.get(request, {}).get(i)) is not None:
+                    left = Likelihood(after["prob"], after.get("reference"), compared_with.get(i, ""))
+                    measured = Exchange(before["rouge"], after["rouge"], before["prob"], left)
+                    by_record[i] = (*by_record.get(i, ()), measured)
+    return by_request
 
 
 def judgement_of(run: RunDirectory, request_id: str) -> dict[str, Any]:
     """What `judgements.json` says of a request, with the file's `limit`, `doubt` and `model`; empty without it.
 
-    FileError, with the key, for a damaged file.
+    Raises
+    ------
+    FileError
+        With the key, for a damaged file.
     """
     try:
-        found = read_json(run.path / FILE, _File)
+        file = read_json(run.path / FILE, _File)
     except FileNotFoundError:
         return {}
-    of = found["requests"].get(request_id)
-    return {} if of is None else {**of, "limit": found["limit"], "doubt": found["doubt"], "model": found["model"]}
+    request = file["requests"].get(request_id)
+    terms = {"limit": file["limit"], "doubt": file["doubt"], "model": file["model"]}
+    return {} if request is None else {**request, **terms}
 
 
 def seen_by_oracle(run: RunDirectory) -> dict[str, list[str]]:
     """By request those of its records that the retrained model was trained on, in these words or nearly.
 
-    A request of which that is not known is not there. FileError, with the key, for a damaged file.
+    A request of which that is not known is not there.
+
+    Raises
+    ------
+    FileError
+        With the key, for a damaged file.
     """
     try:
-        found = read_json(run.path / FILE, _File)["requests"]
+        requests = read_json(run.path / FILE, _File)["requests"]
     except FileNotFoundError:
         return {}
-    return {request: of["seen"] for request, of in found.items() if "seen" in of}
+    return {i: request["seen"] for i, request in requests.items() if "seen" in request}
 
 
 def records_of(judgement: Mapping[str, Any]) -> dict[str, RecordEvidence]:
-    """The evidence by record in what `judgement_of` found."""
+    """The evidence by record in what `judgement_of` returns."""
     return {
-        i: msgspec.convert({name: of.get(name) for name in _FIELDS if name in of}, RecordEvidence)
-        for i, of in judgement.get("records", {}).items()
+        i: msgspec.convert({name: record.get(name) for name in _FIELDS if name in record}, RecordEvidence)
+        for i, record in judgement.get("records", {}).items()
     }
 
 

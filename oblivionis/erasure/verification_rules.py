@@ -1,4 +1,4 @@
-"""What may be said of a served request: five words, and what each of them takes.
+"""Whether a served request is forgotten: the thresholds, the rules, and the five outcomes.
 
 A request is `verified` only where every record was shown to be forgotten, and by an exchange: the model that an
 exchange began with recited it, the one that it ended with does not, and neither does the final model; and neither of
@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+
 from evaluation.metrics import retrained_comparison
 from evaluation.metrics.retrained_comparison import FACTOR, LEAST_QUESTIONS, judge_probability
+from oblivionis.config.schema import Certificate, Requests
+from oblivionis.erasure.verification_evidence import (
+    RETRAINED,
+    WRONG_ANSWERS,
+    Exchange,
+    ExchangeCounts,
+    Likelihood,
+    RecordEvidence,
+    RequestCounts,
+    RequestRecords,
+)
 
 VERIFIED: Final = "verified"
 NOT_VERIFIED: Final = "not verified"
@@ -36,13 +49,10 @@ MEANING: Final[Mapping[str, str]] = {
 
 LEAST_UNITS: Final = 3
 """Fewest words (graphemes in scripts without spaces) of an answer whose recitation says anything."""
-
-
-RETRAINED: Final = "the retrained model"
-ESTIMATED: Final = "a model that never saw it, by the estimate of calibrated forgetting"
-WRONG_ANSWERS: Final = "wrong answers to its question"
-"""With what the likelihood of an answer is compared."""
-
+UTILITY: Final = (
+    *("model_utility", "retain_prob", "muse_knowmem_retain", "rwku_neighbor_questions", "choices_utility"),
+)
+"""What says how much a model is still good for: the first of them that the finetuned model has."""
 
 IN_FINAL: Final = "the final model recites it"
 RIGHT_AFTER: Final = "it was still recited right after its exchange: what it lost later, training did"
@@ -50,61 +60,34 @@ NOT_ASKED: Final = "no model was asked for it right before and after its exchang
 FADED: Final = "no exchange began with a model that knew it and ended with one that did not"
 ENDED: Final = "an exchange ended its recitation, or what made its answer far likelier"
 LEFT_LIKELY: Final = "right after the exchange the answers were far likelier than in the retrained model"
+_AFTER_ITS = "right after its exchange"
 
-
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """How likely a model finds an answer, and how likely it would be had no model seen it: geometric means over the
-    answer's tokens, in [0, 1].
-
-    reference: None where nothing was there to compare with; compared_with: what it is the likelihood of, one of
-    `RETRAINED`, `ESTIMATED`, `WRONG_ANSWERS`, or empty.
-    """
-
-    prob: float
-    reference: float | None = None
-    compared_with: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """An exchange that served a record: the recall of the models that it began and ended with, and what they knew.
-
-    known: likelihood of the answer in the former; left: in the latter.
-    """
-
-    before: float
-    after: float
-    known: float
-    left: Likelihood
-
-
-@dataclass(frozen=True, slots=True)
-class RecordEvidence:
-    """What is known of one record. Recalls: ROUGE-L of greedy answers, in any script, in [0, 1].
-
-    units: measurable words of the answer; final: recall of the final model; before: the largest recall of the finetuned
-    model and of the one before the exchange, None where neither was asked; oracle: of the retrained model, None without
-    one, or where it was trained on the record or a twin of it. exchanges: those that served it and were measured, in
-    their order; likelihood: in the final model, None where it was not asked.
-    """
-
-    units: int
-    final: float
-    before: float | None = None
-    oracle: float | None = None
-    exchanges: tuple[Exchange, ...] = ()
-    likelihood: Likelihood | None = None
+Finding = tuple[str, str]
+"""An outcome, one of `OUTCOMES`, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome of a request, one of `OUTCOMES`, why, the mean recall of the final model, and outcomes by record."""
+    """What the evidence about a request shows.
+
+    Attributes
+    ----------
+    outcome, why : str
+        One of `OUTCOMES`, and the reason.
+    recall : float in [0, 1]
+        Mean recall of the final model.
+    records : mapping of str to str
+        Outcome by record id; empty where only counts are known.
+    knows : str
+        `NOT_VERIFIED` where the final model finds the answers far likelier than the retrained model does,
+        `OVER_UNLEARNED` where far less likely, empty where neither, or where too few can be compared.
+    """
 
     outcome: str
     why: str
     recall: float
     records: Mapping[str, str] = field(default_factory=dict)
+    knows: str = ""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,255 +95,357 @@ class Judgement:
         return dict(Counter(self.records.values()))
 
 
-def far_likelier(now: Likelihood, known: float) -> bool:
-    """Whether an answer is still far likelier than a model would find it that never saw it: more than `FACTOR` times as
-    likely, as for the mean of many (`evaluation.metrics.retrained_comparison`), and nearer to what was `known` before
-    the first exchange than to that, so that less than half of the way was gone, in nats. The second is what keeps one
-    answer's chance apart: two models that never saw a record differ by as much, and not by half of what training
-    added."""
-    if now.reference is None:
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What `Thresholds.judge` decides by, whichever kind of evidence it comes from.
+
+    recall, outcomes, knows: as of a `Judgement`; recited, left_recited: records recited by the final model, and right
+    after the exchange; left_knows: as `knows`, right after the exchange; likely: which answers are still far likelier
+    than they should be, in words; unopposed: the finding where none of these speaks against it.
+    """
+
+    records: int
+    recall: float
+    recited: float
+    left_recited: float
+    likely: str
+    unopposed: Finding
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    left_knows: str = ""
+    knows: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What a request is judged by, everywhere in a run, on its nodes and in its certificates.
+
+    Whether answers are far likelier than in a model that never saw them is judged by the constants of
+    `evaluation.metrics.retrained_comparison`.
+
+    Attributes
+    ----------
+    max_recall : float in [0, 1]
+        A record is recited where the recall of its greedy answer is above this.
+    min_testable : float in [0, 1]
+        Share of a request's records that must be verified for the request to be.
+    min_utility : float in [0, 1]
+        Share of the finetuned model's utility that must be left; with less the final model is ruined.
+    min_units : int
+        Fewest measurable words of an answer whose recitation says anything.
+    max_distance : float
+        Furthest that the final weights may lie from those before unlearning, in multiples of the latter's norm.
+    """
+
+    max_recall: float
+    min_testable: float
+    min_utility: float
+    min_units: int = LEAST_UNITS
+    max_distance: float = 100.0
+
+    @classmethod
+    def of(cls, settings: Requests, certificate: Certificate | None = None) -> Thresholds:
+        """As configured for requests; those of a certificate have its own limit on recall."""
+        max_recall = settings.verify_max_rouge if certificate is None else certificate.max_rouge
+        return cls(max_recall, settings.verify_min_testable, settings.verify_min_utility)
+
+    def judge(self, evidence: RequestRecords | RequestCounts) -> Judgement:
+        """Judge a request.
+
+        Parameters
+        ----------
+        evidence : RequestRecords or RequestCounts
+            Of each record where records are known, else the counts that their client reports.
+
+        Returns
+        -------
+        Judgement
+        """
+        if isinstance(evidence, RequestCounts):
+            summary = self._summary_of_counts(evidence)
+        else:
+            summary = self._summary_of_records(evidence.records)
+        outcome, why = _decide(summary, evidence.twins, evidence.inconclusive_reason)
+        return Judgement(outcome, why, summary.recall, summary.outcomes, summary.knows)
+
+    def judge_record(self, evidence: RecordEvidence) -> Finding:
+        """Judge one record, as if it were alone in its request."""
+        last = evidence.last.after if evidence.last else None
+        for recall, why in ((evidence.final, IN_FINAL), (last, RIGHT_AFTER)):
+            if recall is not None and self._recited(evidence.units, recall):
+                if evidence.oracle is not None and recall <= evidence.oracle:
+                    return NOT_TESTABLE, "the retrained model, which never saw it, says as much of it"
+                return NOT_VERIFIED, why
+        if likely := _still_likely(evidence):
+            return INCONCLUSIVE, likely
+        if evidence.units < self.min_units:
+            return NOT_TESTABLE, f"its answer has fewer than {self.min_units} measurable words"
+        if evidence.before is None:
+            return INCONCLUSIVE, "no model was asked for it before"
+        if evidence.before <= self.max_recall:
+            return NOT_TESTABLE, "the model did not recite it before either"
+        if last is None:
+            return INCONCLUSIVE, NOT_ASKED
+        if not self._ended(evidence.exchanges):
+            return INCONCLUSIVE, FADED
+        return VERIFIED, "recited before its exchange, not after it, and not in the final model"
+
+    def judge_exchanges(self, evidence: RequestRecords | ExchangeCounts) -> Finding:
+        """Judge what the exchanges alone did to a request's records, whatever the final model knows.
+
+        Returns
+        -------
+        outcome, why : str
+            `VERIFIED` where they ended the recitation of the records, or what made them far likelier; `NOT_VERIFIED`
+            where they left them known; else `INCONCLUSIVE`.
+        """
+        if isinstance(evidence, ExchangeCounts):
+            if evidence.before is None or evidence.after is None:
+                return INCONCLUSIVE, NOT_ASKED
+            likely = _likely([("right after the exchange", evidence.left)], evidence.known, "their answers are")
+            return _of_exchange(evidence.after > 0, likely, ended=evidence.before > 0)
+        records = list(evidence.records.values())
+        found = Counter(self._judge_exchanges_of(record) for record in records)
+        if recited := found[NOT_VERIFIED, RIGHT_AFTER]:
+            return NOT_VERIFIED, _left_recited(recited, len(records))
+        if _beside_retrained(record.left for record in records) == NOT_VERIFIED:
+            return NOT_VERIFIED, LEFT_LIKELY
+        done, likely = found[VERIFIED, ENDED], any(far_likelier(record.left, record.known) for record in records)
+        if self._suffice(done, len(records)) and not likely:
+            forgotten = _share(done, len(records))
+            return VERIFIED, f"an exchange, not the training before or after it, made the model forget {forgotten}"
+        return INCONCLUSIVE, _most_frequent_reason(found)
+
+    def is_done(self, exchanges: Sequence[Exchange]) -> bool:
+        """Whether the exchanges so far ended the recitation of a record, and the last one left its answer neither
+        recited nor far likelier than it should be."""
+        return (
+            self._ended(exchanges)
+            and exchanges[-1].after <= self.max_recall
+            and not far_likelier(exchanges[-1].left, exchanges[0].known)
+        )
+
+    def count(self, units: Mapping[str, int], recalls: Mapping[str, float]) -> tuple[int, int]:
+        """How many records a model recites, and how many have too short an answer to tell, by record id of `units`."""
+        recited = sum(self._recited(units[i], recalls[i]) for i in units)
+        return recited, sum(length < self.min_units for length in units.values())
+
+    def ruined(self, failed: Mapping[str, str], metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
+        """Why nothing follows from what the final model does not recite; empty where there is no reason.
+
+        Parameters
+        ----------
+        failed : mapping of str to str
+            Reasons by evaluator that failed on the final model.
+        metrics, before : mapping of str to float
+            Metrics of the final model and of the one before unlearning.
+        """
+        for name, error in failed.items():
+            return f"the evaluator {name} failed on the final model ({error}): it may be ruined"
+        name = next((n for n in UTILITY if before.get(n, 0.0) > 0), None)
+        if name is None:
+            return ""
+        now = metrics.get(name)
+        if now is None or not np.isfinite(now):
+            return f"the final model's {name} is no number: the model is ruined"
+        if now < self.min_utility * before[name]:
+            return (
+                f"the final model's {name} is {now:.3g}, below {self.min_utility:g} of the {before[name]:.3g} before "
+                "unlearning: a ruined model recites nothing"
+            )
+        return ""
+
+    def displaced(self, vector: np.ndarray, before: np.ndarray) -> str:
+        """The same from the weights (n,) of the final model and of the one before unlearning."""
+        if not np.isfinite(vector).all():
+            return "the final model's weights are not finite"
+        norm = max(float(np.linalg.norm(before.astype(np.float64))), 1e-12)
+        distance = np.linalg.norm(vector.astype(np.float64) - before) / norm
+        if distance > self.max_distance:
+            return f"the final model's weights lie {distance:.3g} times their own norm from those before unlearning"
+        return ""
+
+    def _recited(self, units: int, recall: float) -> bool:
+        return units >= self.min_units and recall > self.max_recall
+
+    def _ended(self, exchanges: Sequence[Exchange]) -> bool:
+        """Whether one of the exchanges began with a model that recites the record, and ended with one that does not."""
+        return any(exchange.before > self.max_recall >= exchange.after for exchange in exchanges)
+
+    def _suffice(self, verified: float, records: int) -> bool:
+        """Whether so many verified records are enough for their request to be."""
+        return verified > 0 and verified / records >= self.min_testable
+
+    def _summary_of_records(self, evidence: Mapping[str, RecordEvidence]) -> _Summary:
+        records, findings = evidence.values(), {i: self.judge_record(record) for i, record in evidence.items()}
+        reasons = Counter(findings.values())
+        likely = [text for record in records if (text := _still_likely(record))]
+        several = f"{len(likely)} of {len(records)} records: " if len(records) > 1 else ""
+        return _Summary(
+            len(records),
+            recall=sum(record.final for record in records) / len(records),
+            recited=reasons[NOT_VERIFIED, IN_FINAL],
+            left_recited=reasons[NOT_VERIFIED, RIGHT_AFTER],
+            likely=several + likely[0] if likely else "",
+            unopposed=self._unopposed_records(len(records), reasons),
+            outcomes={i: outcome for i, (outcome, _) in findings.items()},
+            left_knows=_beside_retrained(record.left for record in records),
+            knows=_beside_retrained(record.likelihood for record in records),
+        )
+
+    def _unopposed_records(self, records: int, reasons: Counter[Finding]) -> Finding:
+        """The finding of a request none of whose records is recited, by how many records have which finding."""
+        counts = Counter[str]()
+        for (outcome, _), count in reasons.items():
+            counts[outcome] += count
+        if counts[VERIFIED] == records:
+            return VERIFIED, _all_gone(records)
+        reason = _most_frequent_reason(reasons)
+        if counts[NOT_TESTABLE] == records:
+            return NOT_TESTABLE, reason if records == 1 else f"of {records} records, mostly: {reason}"
+        if records == 1:
+            return INCONCLUSIVE, reason
+        outcome = VERIFIED if self._suffice(counts[VERIFIED], records) else INCONCLUSIVE
+        return outcome, f"{counts[VERIFIED] or 'none'} of {records} verified; of the others, mostly: {reason}"
+
+    def _summary_of_counts(self, evidence: RequestCounts) -> _Summary:
+        exchange = evidence.exchange
+        places = (("right after the exchange", exchange.left), ("in the final model", evidence.likelihood))
+        return _Summary(
+            evidence.records,
+            recall=evidence.recall,
+            recited=evidence.recited,
+            left_recited=exchange.after or 0,
+            likely=_likely(places, exchange.known, "their answers are"),
+            unopposed=self._unopposed_counts(evidence),
+        )
+
+    def _unopposed_counts(self, evidence: RequestCounts) -> Finding:
+        """The finding of a request none of whose records is recited, by how many were before."""
+        records, before = evidence.records, evidence.exchange.before
+        if before is None:
+            return INCONCLUSIVE, "the model before the exchange was not asked for them"
+        if before <= 0:
+            if evidence.short >= records:
+                return NOT_TESTABLE, f"their answers have fewer than {self.min_units} words"
+            return NOT_TESTABLE, "the model did not recite them before either"
+        if evidence.exchange.after is None:
+            why = "the model right after the exchange was not asked for them: training may have done the rest"
+            return INCONCLUSIVE, why
+        if before < records:
+            outcome = VERIFIED if self._suffice(before, records) else INCONCLUSIVE
+            return outcome, f"only {int(before)} of {records} records were recited before, none is any more"
+        return VERIFIED, _all_gone(records)
+
+    def _judge_exchanges_of(self, evidence: RecordEvidence) -> Finding:
+        """What the exchanges did to one record."""
+        last, known = evidence.last, evidence.known
+        if last is None:
+            return INCONCLUSIVE, NOT_ASKED
+        excused = (
+            evidence.oracle is not None and last.after <= evidence.oracle
+        )  # a model that never saw it says as much
+        recited = self._recited(evidence.units, last.after) and not excused
+        likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
+        lowered = any(
+            far_likelier(replace(exchange.left, prob=exchange.known), known) and not far_likelier(exchange.left, known)
+            for exchange in evidence.exchanges
+        )
+        return _of_exchange(recited, likely, ended=lowered or self._ended(evidence.exchanges))
+
+
+def far_likelier(now: Likelihood | None, known: float | None) -> bool:
+    """Whether an answer is still far likelier than a model would find it that never saw it, as far as that is known.
+
+    It is where it is more than `FACTOR` times as likely, as for the mean of many
+    (`evaluation.metrics.retrained_comparison`), and nearer to what was `known` before the first exchange than to that,
+    so that less than half of the way was gone, in nats. The second keeps one answer's chance apart: two models that
+    never saw a record differ by as much, and not by half of what training added.
+
+    Parameters
+    ----------
+    now : Likelihood or None
+    known : float in [0, 1] or None
+        Likelihood of the answer right before the first exchange.
+    """
+    if now is None or now.reference is None or known is None:
         return False
     return now.prob > FACTOR * now.reference and now.prob > math.sqrt(now.reference * known)
 
 
-def ended(exchanges: Sequence[Exchange], limit: float) -> bool:
-    """Whether one of the exchanges that served a record began with a model that recites it, and ended with one that
-    does not."""
-    return any(exchange.before > limit >= exchange.after for exchange in exchanges)
+def of_twins(count: int) -> str:
+    """Why a request with so many twins that stay cannot be verified."""
+    return f"{count} of its records {'is' if count == 1 else 'are'} also held by records that stay"
 
 
-def still_likely(found: RecordEvidence) -> str:
-    """In which model the answer is still far likelier than beside what, in words; empty where it is in none."""
-    if not found.exchanges:
-        return ""
-    places = ((found.exchanges[-1].left, "right after its exchange"), (found.likelihood, "in the final model"))
-    for now, where in places:
-        if now is not None and _is_likely(found, now):
-            return f"{where} its answer is still far likelier than {_compared(now)}"
-    return ""
+def _decide(summary: _Summary, twins: int, inconclusive_reason: str) -> Finding:
+    """The finding of a request: the first of these that speaks against it, else the unopposed one."""
+    if summary.recited > 0:
+        return NOT_VERIFIED, f"the final model recites {_share(summary.recited, summary.records)}"
+    if summary.left_recited > 0:
+        return NOT_VERIFIED, _left_recited(summary.left_recited, summary.records)
+    if summary.left_knows == NOT_VERIFIED:
+        return NOT_VERIFIED, LEFT_LIKELY
+    if inconclusive_reason:
+        return INCONCLUSIVE, inconclusive_reason
+    if summary.knows == NOT_VERIFIED:
+        return NOT_VERIFIED, "the answers are far likelier than in the retrained model, if not recited"
+    if twins:
+        return INCONCLUSIVE, of_twins(twins)
+    if summary.likely:
+        return INCONCLUSIVE, summary.likely
+    if summary.knows == OVER_UNLEARNED:
+        why = f"the answers are far less likely than in the retrained model: {MEANING[OVER_UNLEARNED]}"
+        return OVER_UNLEARNED, why
+    return summary.unopposed
 
 
-def _compared(now: Likelihood) -> str:
-    return now.compared_with if now.compared_with == WRONG_ANSWERS else f"in {now.compared_with}"
-
-
-def judge_record(found: RecordEvidence, limit: float) -> tuple[str, str]:
-    """The outcome of one record, and why. limit: a larger recall is a recitation."""
-    long, last = found.units >= LEAST_UNITS, found.exchanges[-1].after if found.exchanges else None
-    for recall, why in ((found.final, IN_FINAL), (last, RIGHT_AFTER)):
-        if long and recall is not None and recall > limit:
-            if found.oracle is not None and recall <= found.oracle:
-                return NOT_TESTABLE, "the retrained model, which never saw it, says as much of it"
-            return NOT_VERIFIED, why
-    if likely := still_likely(found):
+def _of_exchange(recited: bool, likely: str, *, ended: bool) -> Finding:
+    """What an exchange did to a record, or to all records by their counts: is it still recited right after, is its
+    answer still far likelier (in words), did the exchange end one of these."""
+    if recited:
+        return NOT_VERIFIED, RIGHT_AFTER
+    if likely:
         return INCONCLUSIVE, likely
-    if not long:
-        return NOT_TESTABLE, f"its answer has fewer than {LEAST_UNITS} measurable words"
-    if found.before is None:
-        return INCONCLUSIVE, "no model was asked for it before"
-    if found.before <= limit:
-        return NOT_TESTABLE, "the model did not recite it before either"
-    if last is None:
-        return INCONCLUSIVE, NOT_ASKED
-    if not ended(found.exchanges, limit):
-        return INCONCLUSIVE, FADED
-    return VERIFIED, "recited before its exchange, not after it, and not in the final model"
+    return (VERIFIED, ENDED) if ended else (INCONCLUSIVE, FADED)
 
 
-def verdict_against_oracle(records: Sequence[RecordEvidence], *, final: bool) -> str:
-    """The word on the records' answers beside the retrained model's: `NOT_VERIFIED` where they are far likelier,
-    `OVER_UNLEARNED` where they are far less likely, empty where neither is, or too few can be compared.
-
-    final: in the final model; else right after the last exchange that served each of them.
-    """
-    known = [of.likelihood if final else of.exchanges[-1].left if of.exchanges else None for of in records]
-    found = [of for of in known if of is not None and of.compared_with == RETRAINED]
-    if len(found) < LEAST_QUESTIONS:
+def _beside_retrained(likelihoods: Iterable[Likelihood | None]) -> str:
+    """As `Judgement.knows`, of records in one model: those whose reference is the retrained model's are compared."""
+    compared = [of for of in likelihoods if of is not None and of.compared_with == RETRAINED]
+    if len(compared) < LEAST_QUESTIONS:
         return ""
-    losses = ([_nll(p) for p in of] for of in zip(*((x.prob, x.reference or 0.0) for x in found), strict=True))
-    compared = judge_probability(*losses)
+    verdict = judge_probability([_nll(of.prob) for of in compared], [_nll(of.reference or 0.0) for of in compared])
     words = {retrained_comparison.STILL_KNOWN: NOT_VERIFIED, retrained_comparison.OVER_UNLEARNED: OVER_UNLEARNED}
-    return "" if compared is None else words.get(compared.verdict, "")
+    return "" if verdict is None else words.get(verdict.verdict, "")
 
 
 def _nll(prob: float) -> float:
     return -math.log(max(prob, 1e-300))
 
 
-def judge_request(
-    records: Mapping[str, RecordEvidence],
-    *,
-    limit: float,
-    least_testable: float = 1.0,
-    doubt: str = "",
-    twins: int = 0,
-) -> Judgement:
-    """The outcome of a request from its records, by id, at least one.
-
-    least_testable: the share of its records that must be verified for the request to be; doubt: why nothing that the
-    final model fails to say counts (it is ruined, an evaluator failed), empty where there is no reason; twins: how many
-    of the records are also held by records that stay (`oblivionis.data.twins`), which the final model may go on saying.
-    """
-    judged = {i: judge_record(found, limit) for i, found in records.items()}
-    outcomes = {i: outcome for i, (outcome, _) in judged.items()}
-    counts, reasons = Counter(outcomes.values()), Counter(judged.values())
-    recall = sum(found.final for found in records.values()) / len(records)
-    after, final = (verdict_against_oracle(list(records.values()), final=of_final) for of_final in (False, True))
-    likely = sum(bool(still_likely(found)) for found in records.values())
-    outcome, why = _of_counts(counts, len(records), least_testable, reasons)
-    if recited := reasons[NOT_VERIFIED, IN_FINAL]:
-        outcome, why = NOT_VERIFIED, f"the final model recites {_of(recited, len(records))}"
-    elif recited := reasons[NOT_VERIFIED, RIGHT_AFTER]:
-        outcome, why = NOT_VERIFIED, of_exchange(recited, len(records))
-    elif after == NOT_VERIFIED:
-        outcome, why = NOT_VERIFIED, LEFT_LIKELY
-    elif doubt:
-        outcome, why = INCONCLUSIVE, doubt
-    elif final == NOT_VERIFIED:
-        outcome, why = NOT_VERIFIED, "the answers are far likelier than in the retrained model, if not recited"
-    elif twins:
-        outcome, why = INCONCLUSIVE, of_twins(twins)
-    elif likely:
-        reason = next(of for found in records.values() if (of := still_likely(found)))
-        outcome, why = INCONCLUSIVE, reason if len(records) == 1 else f"{likely} of {len(records)} records: {reason}"
-    elif final == OVER_UNLEARNED:
-        outcome, why = OVER_UNLEARNED, f"the answers are far less likely than in the retrained model: {MEANING[final]}"
-    return Judgement(outcome, why, recall, outcomes)
+def _still_likely(evidence: RecordEvidence) -> str:
+    """In which model a record's answer is still far likelier than it should be, in words; empty where in none."""
+    places = ((_AFTER_ITS, evidence.left), ("in the final model", evidence.likelihood))
+    return _likely(places, evidence.known, "its answer is")
 
 
-def judge_exchanges(
-    records: Mapping[str, RecordEvidence], *, limit: float, least_testable: float = 1.0
-) -> tuple[str, str]:
-    """What the exchanges alone did, whatever the final model knows, and why: `VERIFIED` where they ended the recitation
-    of the records, or what made them far likelier; `NOT_VERIFIED` where they left them known; else `INCONCLUSIVE`.
-
-    The rest as for `judge_request`.
-    """
-    found = [_judge_exchanges_of(record, limit) for record in records.values()]
-    counts, reasons = Counter(outcome for outcome, _ in found), Counter(found)
-    if counts[NOT_VERIFIED]:
-        return NOT_VERIFIED, of_exchange(counts[NOT_VERIFIED], len(records))
-    if verdict_against_oracle(list(records.values()), final=False) == NOT_VERIFIED:
-        return NOT_VERIFIED, LEFT_LIKELY
-    likely = sum(of.exchanges != () and _is_likely(of, of.exchanges[-1].left) for of in records.values())
-    if not likely and counts[VERIFIED] and counts[VERIFIED] / len(records) >= least_testable:
-        done = _of(counts[VERIFIED], len(records))
-        return VERIFIED, f"an exchange, not the training before or after it, made the model forget {done}"
-    (unmet, _), *_ = [item for item in reasons.most_common() if item[0][0] != VERIFIED]
-    return INCONCLUSIVE, unmet[1]
+def _likely(places: Iterable[tuple[str, Likelihood | None]], known: float | None, answers: str) -> str:
+    """The first place, such as "in the final model", where the answers are still far likelier than they should be, in
+    a sentence; empty where they are in none."""
+    for where, now in places:
+        if now is not None and far_likelier(now, known):
+            name = now.compared_with if now.compared_with == WRONG_ANSWERS else f"in {now.compared_with}"
+            return f"{where} {answers} still far likelier than {name}"
+    return ""
 
 
-def _judge_exchanges_of(found: RecordEvidence, limit: float) -> tuple[str, str]:
-    """The same of one record."""
-    if not found.exchanges:
-        return INCONCLUSIVE, NOT_ASKED
-    last, long = found.exchanges[-1], found.units >= LEAST_UNITS
-    if long and last.after > limit and not (found.oracle is not None and last.after <= found.oracle):
-        return NOT_VERIFIED, RIGHT_AFTER
-    if _is_likely(found, last.left):
-        return INCONCLUSIVE, still_likely(found)
-    lowered = any(
-        _is_likely(found, replace(of.left, prob=of.known)) and not _is_likely(found, of.left) for of in found.exchanges
-    )
-    return (VERIFIED, ENDED) if ended(found.exchanges, limit) or lowered else (INCONCLUSIVE, FADED)
+def _most_frequent_reason(reasons: Counter[Finding]) -> str:
+    """Why most of the records that are not verified are not."""
+    return next(why for (outcome, why), _ in reasons.most_common() if outcome != VERIFIED)
 
 
-def _is_likely(found: RecordEvidence, now: Likelihood) -> bool:
-    return far_likelier(now, found.exchanges[0].known)
-
-
-def of_exchange(recited: int, records: int) -> str:
-    """Why a request with so many records that its exchange left recited is not verified."""
-    return f"right after the exchange {_of(recited, records)} {'was' if records == 1 else 'were'} still recited"
-
-
-def _of_counts(
-    counts: Counter[str], records: int, least_testable: float, reasons: Counter[tuple[str, str]]
-) -> tuple[str, str]:
-    """The outcome where no record is recited."""
-    if counts[VERIFIED] == records:
-        return VERIFIED, _all_gone(records)
-    (unmet, _), *_ = [item for item in reasons.most_common() if item[0][0] != VERIFIED]
-    if counts[NOT_TESTABLE] == records:
-        return NOT_TESTABLE, unmet[1] if records == 1 else f"of {records} records, mostly: {unmet[1]}"
-    if records == 1:
-        return INCONCLUSIVE, unmet[1]
-    told = f"{counts[VERIFIED] or 'none'} of {records} verified; of the others, mostly: {unmet[1]}"
-    if counts[VERIFIED] and counts[VERIFIED] / records >= least_testable:
-        return VERIFIED, told
-    return INCONCLUSIVE, told
-
-
-def judge_counts(
-    records: int,
-    recited_before: float | None,
-    recited: float,
-    *,
-    recited_after: float | None,
-    untestable: float = 0.0,
-    least_testable: float = 1.0,
-    doubt: str = "",
-    twins: int = 0,
-    likely: str = "",
-) -> tuple[str, str]:
-    """The outcome, and why, where only numbers of records are known, as of records that stay with their client.
-
-    recited_before, recited_after, recited: how many of the `records` the models right before and after the exchange,
-    and the final one, recite; untestable: how many have too short an answer; least_testable, twins: as in
-    `judge_request`; likely: in which model the answers are still far likelier than they should be, empty for none.
-    """
-    if recited > 0:
-        return NOT_VERIFIED, f"the final model recites {_of(int(recited), records)}"
-    if recited_after:
-        return NOT_VERIFIED, of_exchange(int(recited_after), records)
-    if doubt:
-        return INCONCLUSIVE, doubt
-    if twins:
-        return INCONCLUSIVE, of_twins(twins)
-    if likely:
-        return INCONCLUSIVE, likely
-    if recited_before is None:
-        return INCONCLUSIVE, "the model before the exchange was not asked for them"
-    if recited_before <= 0:
-        why = "the model did not recite them before either"
-        return NOT_TESTABLE, f"their answers have fewer than {LEAST_UNITS} words" if untestable >= records else why
-    if recited_after is None:
-        return (
-            INCONCLUSIVE,
-            "the model right after the exchange was not asked for them: training may have done the rest",
-        )
-    if recited_before < records:
-        outcome = VERIFIED if recited_before / records >= least_testable else INCONCLUSIVE
-        return outcome, f"only {int(recited_before)} of {records} records were recited before, none is any more"
-    return VERIFIED, _all_gone(records)
-
-
-def judge_exchange_counts(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[str, str]:
-    """As `judge_exchanges`, where only numbers are known: how many records the models right before and right after the
-    exchange recite (`recited`), and their mean likelihood (`prob`), beside that in a model that never saw them
-    (`expected`)."""
-    if "recited" not in before or "recited" not in after:
-        return INCONCLUSIVE, NOT_ASKED
-    if after["recited"] > 0:
-        return NOT_VERIFIED, RIGHT_AFTER
-    if likely_in_mean(before, after):
-        return INCONCLUSIVE, f"right after the exchange {MEAN_LIKELY}"
-    return (VERIFIED, ENDED) if before["recited"] > 0 else (INCONCLUSIVE, FADED)
-
-
-def likely_in_mean(before: Mapping[str, float], now: Mapping[str, float]) -> bool:
-    """Whether the answers are, in the mean, far likelier than the client estimates for a model that never saw them."""
-    if not {"prob", "expected"} <= now.keys() or "prob" not in before:
-        return False
-    return far_likelier(Likelihood(now["prob"], now["expected"], ESTIMATED), before["prob"])
-
-
-MEAN_LIKELY: Final = f"their answers are still far likelier than in {ESTIMATED}"
-
-
-def of_twins(count: int) -> str:
-    """Why a request with so many twins that stay cannot be verified."""
-    return f"{count} of its records {'is' if count == 1 else 'are'} also held by records that stay"
+def _left_recited(recited: float, records: int) -> str:
+    return f"right after the exchange {_share(recited, records)} {'was' if records == 1 else 'were'} still recited"
 
 
 def _all_gone(records: int) -> str:
@@ -369,5 +454,11 @@ def _all_gone(records: int) -> str:
     return f"all {records} records were recited before, none is any more"
 
 
-def _of(some: int, records: int) -> str:
-    return f"all {records} records" if some == records > 1 else "its record" if records == 1 else f"{some} of {records}"
+def _share(some: float, records: int) -> str:
+    return (
+        f"all {records} records"
+        if some == records > 1
+        else "its record"
+        if records == 1
+        else f"{int(some)} of {records}"
+    )

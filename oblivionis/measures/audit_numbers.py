@@ -1,4 +1,4 @@
-"""The numbers of a client's audit: their names, the check of what arrives, and the file of a request.
+"""The numbers of a client's audit: their names, the check of what arrives, what follows, and the file of a request.
 
 `audits/request-<id>.json` of a run: `request`, `client` (partition id), `round` of the exchange that it is of, the one
 that served the request or a later one that finished it, and for each moment of `MOMENTS` that was measured the numbers
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evaluation.metrics.catalogue import ROUNDING, Metric
+from oblivionis.erasure.verification_evidence import ESTIMATED, ExchangeCounts, Likelihood, RequestCounts
+from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.errors import FileError
 from oblivionis.files import read_json
 from oblivionis.measures import registry
@@ -53,15 +55,15 @@ ORDERED = (
 """The first of each pair is never above the second."""
 
 NAMES = frozenset({*OWN, *registry.reported_by_clients()})
-"""Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
+"""Everything that a client may report of its records; nothing else is sent, and nothing else is accepted."""
 
 
-class _Of(TypedDict):
+class _Request(TypedDict):
     request: str
     client: int
 
 
-class _Audit(_Of, total=False):
+class _Audit(_Request, total=False):
     round: int
     before: dict[str, float]
     after: dict[str, float]
@@ -71,18 +73,94 @@ class _Audit(_Of, total=False):
 
 def own_names(numbers: Mapping[str, float]) -> dict[str, float]:
     """The numbers of a moment, those about the request's records without `request_` before their names."""
-    found = {name: value for name, value in sorted(numbers.items()) if not name.startswith(_OF_REQUEST)}
-    return found | {n.removeprefix(_OF_REQUEST): v for n, v in numbers.items() if n.startswith(_OF_REQUEST)}
+    others = {name: value for name, value in sorted(numbers.items()) if not name.startswith(_OF_REQUEST)}
+    return others | {n.removeprefix(_OF_REQUEST): v for n, v in numbers.items() if n.startswith(_OF_REQUEST)}
 
 
-def check_numbers(told: Mapping[str, object], records: int, limit: float) -> dict[str, float]:
-    """`told` as numbers by name; `records`: how many the request names; `limit`: a recall above it is a recitation.
+def judge_numbers(
+    thresholds: Thresholds,
+    reported: Mapping[str, Mapping[str, float]],
+    records: int,
+    *,
+    ruined: str = "",
+    first: Mapping[str, float] | None = None,
+) -> Judgement | None:
+    """Judge a request by what its client reports.
 
-    Raises ValueError for an unknown name, for what is no finite number in its range, and where numbers that the
-    verification goes by are missing or contradict each other.
+    Parameters
+    ----------
+    thresholds : Thresholds
+    reported : mapping of str to mapping
+        By moment, of those in `MOMENTS`, the client's numbers by name, as `check_numbers` accepts them.
+    records : int
+        Records that the request names.
+    ruined : str
+        Why nothing follows from what the final model does not recite, as far as its weights tell; empty for no reason.
+    first : mapping of str to float, optional
+        Its numbers from before the first exchange, where `reported` are of a later one: what was known then, and how
+        useful the model was.
+
+    Returns
+    -------
+    Judgement or None
+        None without numbers of the final model.
+    """
+    before, after, final = (own_names(reported.get(moment) or {}) for moment in MOMENTS)
+    first = before if first is None else own_names(first)
+    if not final:
+        return None
+    failed = final.get("failed_evaluators", 0.0)
+    reason = f"{failed:g} evaluators failed in the client's audit; its log says why" if failed else ruined
+    counts = RequestCounts(
+        records,
+        final["recited"],
+        exchange_counts(before, after, first),
+        _likelihood(final),
+        recall=final["rouge"],
+        short=final["short"],
+        twins=int(final.get("twins", 0)),
+        inconclusive_reason=reason or thresholds.ruined({}, final, first),
+    )
+    return thresholds.judge(counts)
+
+
+def exchange_counts(
+    before: Mapping[str, float], after: Mapping[str, float], first: Mapping[str, float] | None = None
+) -> ExchangeCounts:
+    """An exchange by the numbers from right before and right after it, called as `own_names` does; `first`: from before
+    the first exchange, where this is a later one."""
+    known = (before if first is None else first).get("prob")
+    return ExchangeCounts(before.get("recited"), after.get("recited"), known, _likelihood(after))
+
+
+def _likelihood(numbers: Mapping[str, float]) -> Likelihood | None:
+    return Likelihood(numbers["prob"], numbers.get("expected"), ESTIMATED) if "prob" in numbers else None
+
+
+def check_numbers(reported: Mapping[str, object], records: int, thresholds: Thresholds) -> dict[str, float]:
+    """Check what a client reports.
+
+    Parameters
+    ----------
+    reported : mapping of str to object
+        What arrived, by name.
+    records : int
+        Records that the request names.
+    thresholds : Thresholds
+        By which the client counts what is recited.
+
+    Returns
+    -------
+    dict of str to float
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, for what is no finite number in its range, and where numbers that the verification goes by
+        are missing or contradict each other.
     """
     numbers: dict[str, float] = {}
-    for name, value in sorted(told.items()):
+    for name, value in sorted(reported.items()):
         if name not in NAMES:
             raise ValueError(f"unknown number {name[:60]!r}")
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -96,12 +174,13 @@ def check_numbers(told: Mapping[str, object], records: int, limit: float) -> dic
     for name in (REQUEST_ROUGE, REQUEST_RECITED, REQUEST_SHORT, "forget_records"):
         if name not in numbers:
             raise ValueError(f"{name} is missing")
-    _check_counts(numbers, records, limit)
+    _check_counts(numbers, records, thresholds.max_recall)
     return numbers
 
 
 def _check_counts(numbers: Mapping[str, float], records: int, limit: float) -> None:
-    """Raises ValueError for counts that cannot be true of a request for so many `records`."""
+    """Raises ValueError for counts that cannot be true of a request for so many `records`, those recited of which have
+    a recall above `limit`."""
     if numbers["forget_records"] != records:
         raise ValueError(f"forget_records is {numbers['forget_records']:g}, the request names {records}")
     recited, short, mean = numbers[REQUEST_RECITED], numbers[REQUEST_SHORT], numbers[REQUEST_ROUGE]
@@ -112,9 +191,9 @@ def _check_counts(numbers: Mapping[str, float], records: int, limit: float) -> N
     most = recited + short + limit * (records - recited - short)
     if not limit * recited <= mean * records + ROUNDING * records or mean * records > most + ROUNDING * records:
         raise ValueError(f"a mean recall of {mean:g} and {recited:g} of {records} records recited (above {limit:g})")
-    asked, samples = numbers.get("leakage_questions", 0.0), numbers.get("leakage_samples", 0.0)
-    if asked > records or (asked > 0) != (samples > 0):
-        raise ValueError(f"{asked:g} questions with {samples:g} samples each, of {records} records")
+    questions, samples = numbers.get("leakage_questions", 0.0), numbers.get("leakage_samples", 0.0)
+    if questions > records or (questions > 0) != (samples > 0):
+        raise ValueError(f"{questions:g} questions with {samples:g} samples each, of {records} records")
     for low, high in ORDERED:
         if numbers.get(low, 0.0) > numbers.get(high, numbers.get(low, 0.0)) + ROUNDING:
             raise ValueError(f"{low} is {numbers[low]:g}, above {high}, {numbers[high]:g}")
@@ -137,9 +216,9 @@ def read_audit(run: Path, request_id: str) -> dict[str, Any] | None:
     """What is known of a request, None before its first audit. FileError, with the key, for a damaged file."""
     path = audit_path(run, request_id)
     try:
-        found = read_json(path, _Audit)
+        audit = read_json(path, _Audit)
     except FileNotFoundError:
         return None
-    if found["request"] != request_id:
-        raise FileError(f"{path}: request: expected {request_id!r}, found {found['request'][:60]!r}")
-    return found
+    if audit["request"] != request_id:
+        raise FileError(f"{path}: request: expected {request_id!r}, found {audit['request'][:60]!r}")
+    return audit

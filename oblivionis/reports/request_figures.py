@@ -44,22 +44,28 @@ def write_request_figures(run: RunDirectory) -> None:
     log = run.evaluation_log(STAGE)
     ranks = (log or {}).get("ruler") or {}
     ours, theirs = (
-        {i: found["avg_gt_loss"] for i, found in forget_answers(of).items() if "avg_gt_loss" in found}
-        for of in (log, run.evaluation_log("retrain"))
+        {i: answer["avg_gt_loss"] for i, answer in forget_answers(of_stage).items() if "avg_gt_loss" in answer}
+        for of_stage in (log, run.evaluation_log("retrain"))
     )
     seen = {request: frozenset(ids) for request, ids in seen_by_oracle(run).items()}
-    found = {
+    figures = {
         r.id: {
             **_oracle([i for i in r.record_ids if i not in seen.get(r.id, ())], ours, theirs),
             **_rank(r.record_ids, ranks),
         }
         for r in requests
     }
-    run.keep({FILE: json_text(found)})
+    run.keep({FILE: json_text(figures)})
 
 
 def request_figures(run: RunDirectory, request_id: str) -> dict[str, Any]:
-    """What the file says of a request; empty without it. FileError, with the key, for a damaged one."""
+    """What the file says of a request; empty without it.
+
+    Raises
+    ------
+    FileError
+        With the key, for a damaged file.
+    """
     try:
         return read_json(run.path / FILE, dict[str, _Figures]).get(request_id, {})
     except FileNotFoundError:
@@ -67,6 +73,7 @@ def request_figures(run: RunDirectory, request_id: str) -> dict[str, Any]:
 
 
 def _oracle(ids: Sequence[str], ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, Any]:
+    """The verdict on the losses of these records in this model and in the retrained one; empty without any of both."""
     both = [i for i in ids if i in ours and i in theirs]
     verdict = judge_probability([ours[i] for i in both], [theirs[i] for i in both]) if both else None
     if verdict is None:
@@ -76,9 +83,10 @@ def _oracle(ids: Sequence[str], ours: Mapping[str, float], theirs: Mapping[str, 
 
 
 def _rank(ids: tuple[str, ...], ranks: Mapping[str, float]) -> dict[str, Any]:
-    mine = [ranks[i] for i in ids if i in ranks]
-    if not mine:
+    """The test of the ranks of these records; empty where none was ranked."""
+    of_request = [ranks[i] for i in ids if i in ranks]
+    if not of_request:
         return {}
-    test = rank_test(mine)
+    test = rank_test(of_request)
     p = None if math.isnan(test.p_value) else test.p_value
     return {"rank": {"mean rank": test.mean, "records": test.records, "p": p, "verdict": test.verdict}}

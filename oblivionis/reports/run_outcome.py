@@ -43,12 +43,13 @@ class Outcome:
 
 
 def of_run(run: RunDirectory, config: Config) -> Outcome | None:
-    """The outcome by what lies in the run; None before it unlearned. Good news rests on no figures that were kept."""
+    """The outcome by what lies in the run; None before it unlearned. Good news is computed anew, not taken from
+    figures that were kept."""
     from oblivionis.reports import verdicts
 
     convention = config.evaluation.truth_ratio
     summaries = {stage: run.stage_summary(stage) for stage in COMPARED}
-    metrics = {stage: found["metrics"] for stage, found in summaries.items() if found is not None}
+    metrics = {stage: summary["metrics"] for stage, summary in summaries.items() if summary is not None}
     result = outcome(run, config, metrics, verdicts.find_verdicts(run, convention))
     if result is not None and result.grade == GOOD:
         return outcome(run, config, metrics, verdicts.find_verdicts(run, convention, anew=True))
@@ -56,7 +57,7 @@ def of_run(run: RunDirectory, config: Config) -> Outcome | None:
 
 
 def outcome(
-    run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
+    run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], verdicts: Mapping[str, Verdict]
 ) -> Outcome | None:
     """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
     if nothing := artifact_binding.nothing_follows(run):
@@ -64,14 +65,14 @@ def outcome(
     if "unlearn" not in metrics:
         return None
     utility = _utility(metrics, config.evaluation.rouge) or _no_utility(run)
-    told = (_requests(run), knowledge(run, found, metrics), utility, _not_measured(run), _not_sealed(run))
-    parts = [part for part in told if part is not None]
+    known = knowledge(run, verdicts, metrics)
+    parts = [p for p in (_requests(run), known, utility, _not_measured(run), _not_sealed(run)) if p is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
-    if grade == GOOD and (told[1] is None or told[2] is None):
+    if grade == GOOD and (known is None or utility is None):
         grade = DOUBTFUL
     sentence = "; ".join(text for text, _ in parts)
-    return Outcome(f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "", grade, _steps(run, config, found))
+    return Outcome(f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "", grade, _steps(run, config, verdicts))
 
 
 def _not_sealed(run: RunDirectory) -> tuple[str, str] | None:
@@ -101,9 +102,12 @@ def knowledge(
     run: RunDirectory, found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]
 ) -> tuple[str, str] | None:
     """What is left of the forgotten records; no good news beside a retrained model that was trained on the like."""
-    known = read_twins(run)
-    told = _beside_oracle(run, found, metrics)
-    return told and (told[0], DOUBTFUL if told[1] == GOOD and known is not None and known.pairs else told[1])
+    twins = read_twins(run)
+    compared = _beside_oracle(run, found, metrics)
+    if compared is None or twins is None or not twins.pairs:
+        return compared
+    text, grade = compared
+    return text, DOUBTFUL if grade == GOOD else grade
 
 
 def _beside_oracle(

@@ -13,10 +13,16 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis.erasure.ledger import Request
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
-from oblivionis.erasure.verification_rules import Judgement
+from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.files import json_text, read_json, write_json
-from oblivionis.measures.audit_numbers import MOMENTS, REQUEST_RECITED, audit_path, check_numbers, read_audit
-from oblivionis.measures.verification import judge_numbers, moved
+from oblivionis.measures.audit_numbers import (
+    MOMENTS,
+    REQUEST_RECITED,
+    audit_path,
+    check_numbers,
+    judge_numbers,
+    read_audit,
+)
 from oblivionis.runs.directory import vector_hash
 from oblivionis.server.run_context import Server
 from strategies import message_keys
@@ -38,12 +44,13 @@ Numbers = Mapping[str, float]
 
 @dataclass
 class _Asked:
-    """What one call of `ask` asks, and what came of it, by request: numbers, signatures, or the reason for neither."""
+    """What clients are asked about one model, and their replies by request: numbers and signatures, or the reason for
+    neither."""
 
     round: int
     moment: str
     vector: np.ndarray
-    found: dict[str, Numbers] = field(default_factory=dict)
+    numbers: dict[str, Numbers] = field(default_factory=dict)
     signatures: dict[str, dict[str, str]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -63,7 +70,7 @@ class ClientAudits:
 
     def __init__(self, server: Server, stage: str, label: str) -> None:
         self._server, self._stage, self._label = server, stage, label
-        self._limit = server.config.unlearning.requests.verify_max_rouge
+        self._thresholds = Thresholds.of(server.config.unlearning.requests)
         self._begun = _Asked(0, "before", np.empty(0, np.float32))
 
     def ask(
@@ -73,20 +80,20 @@ class ClientAudits:
         asked = self._ask(requests, server_round, moment, vector)
         for request in requests:
             self._keep(request, asked)
-        return asked.found
+        return asked.numbers
 
     def look(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
-        """Before the exchange of a round serves `requests` again: ask of the global model `vector` the clients of those
-        whose records were still recited right after the exchange that their audit is of."""
+        """Before the exchange of a round serves `requests` again: ask the clients of those whose records were still
+        recited right after the exchange that their audit is of, about the global model `vector`."""
         left = [r for r in requests if self._is_left(r, server_round)]
         self._begun = self._ask(left, server_round, "before", vector)
 
     def looked(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
-        """After it: the audit of a request of which it began with a model that recites a record is of this exchange
-        now, of which `vector` came."""
-        begun = [r for r in requests if self._begun.found.get(r.id, {}).get(REQUEST_RECITED, 0.0) > 0]
+        """After that exchange, which made the model `vector`: the audit of a request is of this exchange now, where it
+        began with a model that recites a record of it."""
+        begun = [r for r in requests if self._begun.numbers.get(r.id, {}).get(REQUEST_RECITED, 0.0) > 0]
         asked = self._ask(begun, server_round, "after", vector)
-        for request in (r for r in begun if r.id in asked.found):
+        for request in (r for r in begun if r.id in asked.numbers):
             self._keep(request, self._begun)
             self._keep(request, asked)
 
@@ -103,12 +110,12 @@ class ClientAudits:
                 self._write(request, {**undone, "failed": {"before": why, "after": why}})
 
     def _first(self, request: Request) -> Numbers | None:
-        """What its client told of the model before the exchange that served it, whatever its audit is of now."""
+        """What its client reported of the model before the exchange that first served a request."""
         rows = [r for r in self._server.run.metrics() if r["evaluator"] == EVALUATOR]
         rows = [r for r in rows if request.id in r.get("requests", {})]
         place = (self._stage, request.served_round, MOMENTS["before"])
-        found = [r["requests"][request.id] for r in rows if (r["stage"], r["round"], r["moment"]) == place]
-        return found[-1] if found else None
+        numbers = [r["requests"][request.id] for r in rows if (r["stage"], r["round"], r["moment"]) == place]
+        return numbers[-1] if numbers else None
 
     def _is_left(self, request: Request, server_round: int) -> bool:
         """Whether the exchange that an audit is of left records recited, or is of a round that is repeated."""
@@ -116,7 +123,7 @@ class ClientAudits:
         return audit.get("round", 0) >= server_round or (audit.get("after") or {}).get(REQUEST_RECITED, 0.0) > 0
 
     def _ask(self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray) -> _Asked:
-        """Ask, and write down in metrics.jsonl what came of it."""
+        """Ask the clients of `requests`, and write their numbers into metrics.jsonl."""
         asked = _Asked(server_round, moment, vector)
         if not requests:
             return asked
@@ -131,26 +138,33 @@ class ClientAudits:
         return asked
 
     def judge(self, requests: Sequence[Request], vector: np.ndarray, finetuned: np.ndarray) -> dict[str, Judgement]:
-        """The outcome of each request by what its client told of the models right before and after the exchange, and at
-        the end.
+        """Judge requests by what their clients report of the models right before, right after and at the end.
 
-        A request without final numbers has none. vector, finetuned: of the final model, and before unlearning.
+        Parameters
+        ----------
+        requests : sequence of Request
+        vector, finetuned : array (n,)
+            The final model, and the one before unlearning.
+
+        Returns
+        -------
+        dict of str to Judgement
+            By request id; a request without final numbers has none.
         """
-        settings = self._server.config.unlearning.requests
-        ruined = moved(vector, finetuned)
-        found: dict[str, Judgement] = {}
+        ruined = self._thresholds.displaced(vector, finetuned)
+        judgements: dict[str, Judgement] = {}
         for request in requests:
             audit = read_audit(self._server.run.path, request.id) or {}
             first, why = self._first(request), ruined
             if first is None and audit.get("round", request.served_round) != request.served_round:
                 why = ruined or UNKNOWN_BEFORE
-            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=why, first=first)
+            judged = judge_numbers(self._thresholds, audit, len(request.record_ids), ruined=why, first=first)
             if judged is not None:
-                found[request.id] = judged
-        return found
+                judgements[request.id] = judged
+        return judgements
 
     def _exchange(self, requests: Sequence[Request], asked: _Asked) -> list[Request]:
-        """Ask once; `asked` gets what came of it. Returns the requests without any reply."""
+        """Ask once, and enter numbers and reasons into `asked`. Returns the requests without any reply."""
         server, timeout = self._server, self._server.config.federation.timeout
         try:
             nodes = server.nodes.refresh(server.grid, retry=True)
@@ -174,13 +188,13 @@ class ClientAudits:
                 asked.reasons[request.id] = verdict.reason
                 silent += [request] if answer is None else []
                 continue
-            told = dict(metrics_of(verdict.reply))
+            reported = dict(metrics_of(verdict.reply))
             for key in (message_keys.NUM_EXAMPLES, message_keys.PARTITION_ID):
-                told.pop(key, None)
+                reported.pop(key, None)
             try:
-                numbers = check_numbers(told, len(request.record_ids), self._limit)
+                numbers = check_numbers(reported, len(request.record_ids), self._thresholds)
                 asked.signatures[request.id] = self._signature(request, asked, verdict.reply, numbers)
-                asked.found[request.id] = numbers
+                asked.numbers[request.id] = numbers
             except ValueError as error:
                 asked.reasons[request.id] = str(error)
         return silent
@@ -223,6 +237,7 @@ class ClientAudits:
         return RecordDict({message_keys.ARRAYS: arrays, message_keys.CONFIG: config})
 
     def _keep(self, request: Request, asked: _Asked) -> None:
+        """Enter what a client replied, or why it did not, into the request's audit."""
         run, moment = self._server.run, asked.moment
         known = read_audit(run.path, request.id) or {"request": request.id, "client": request.client}
         if moment == "before":  # a round that is repeated begins anew
@@ -230,36 +245,36 @@ class ClientAudits:
         known.pop(moment, None)
         failed = {k: v for k, v in known.pop("failed", {}).items() if k != moment}
         signatures = {k: v for k, v in known.pop("signatures", {}).items() if k != moment}
-        numbers = asked.found.get(request.id)
+        numbers = asked.numbers.get(request.id)
         if numbers is None:
             failed[moment] = reason = asked.reasons.get(request.id, "")
             self._server.events.warning(f"client {request.client} did not audit request {request.id!r}: {reason}")
         else:
             known[moment] = dict(numbers)
-            own, facts = asked.signatures[request.id], self._facts(asked)
-            known["signed_by"] = own[PUBLIC_KEY]
-            signatures[moment] = {SIGNATURE: own[SIGNATURE], **{name: facts[name] for name in SIGNED}}
+            signed, facts = asked.signatures[request.id], self._facts(asked)
+            known["signed_by"] = signed[PUBLIC_KEY]
+            signatures[moment] = {SIGNATURE: signed[SIGNATURE], **{name: facts[name] for name in SIGNED}}
         more = {name: value for name, value in (("signatures", signatures), ("failed", failed)) if value}
         self._write(request, {**known, **more})
 
     def _write(self, request: Request, audit: Mapping[str, Any]) -> None:
-        """Keep what is known of a request in its file, which the ledger names before."""
+        """Write the audit of a request; the ledger names its file first."""
         run = self._server.run
         name = audit_path(run.path, request.id).relative_to(run.path).as_posix()
         run.keep({name: json_text(audit)})
 
     def _write_row(self, requests: Sequence[Request], asked: _Asked, seconds: float) -> None:
         """The means over the requests that were measured, and as `error` what clients could not measure."""
-        found = asked.found
-        shared = set.intersection(*map(set, found.values())) if found else set()
+        by_request = asked.numbers
+        shared = set.intersection(*map(set, by_request.values())) if by_request else set()
         failed = "; ".join(self._failed(request, asked) for request in requests if self._failed(request, asked))
         row = {
             "stage": self._stage,
             "round": asked.round,
             "moment": MOMENTS[asked.moment],
             "evaluator": EVALUATOR,
-            "metrics": {name: float(np.mean([n[name] for n in found.values()])) for name in sorted(shared)},
-            "requests": {request: dict(numbers) for request, numbers in found.items()},
+            "metrics": {name: float(np.mean([n[name] for n in by_request.values()])) for name in sorted(shared)},
+            "requests": {request: dict(numbers) for request, numbers in by_request.items()},
             **({"error": failed} if failed else {}),
             "seconds": seconds,
             "time": time.time(),
@@ -270,7 +285,7 @@ class ClientAudits:
     def _failed(request: Request, asked: _Asked) -> str:
         """What is missing of a client's audit of a request, and why; empty where nothing is."""
         who = f"client {request.client}, request {request.id}"
-        if request.id not in asked.found:
+        if request.id not in asked.numbers:
             return f"{who}: {asked.reasons.get(request.id, '')}"
-        count = asked.found[request.id].get("failed_evaluators", 0.0)
+        count = asked.numbers[request.id].get("failed_evaluators", 0.0)
         return f"{who}: {count:g} of its evaluators failed, its log says why" if count else ""

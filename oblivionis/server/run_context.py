@@ -25,6 +25,7 @@ from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
 from oblivionis.erasure.records_on_node import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.erasure.remote_record_holders import RemoteHoldings, query_config
 from oblivionis.erasure.schedule import holdings_of, policy_of
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.measures.assessor import Assessor, RemoteEvaluator
 from oblivionis.measures.ruler.oracles import Oracle
@@ -204,7 +205,7 @@ class Server:
         if seals(self.config):
             return self._sealed_requests()
         return NodeRequests(
-            *self._ledger_and_limit(),
+            *self._ledger_and_thresholds(),
             **self._asking(),
             most=unlearning.requests.max_per_round,
             again=unlearning.again,
@@ -213,10 +214,10 @@ class Server:
 
     def _sealed_requests(self) -> SealedRequests:
         """The same where the server sees none of them: each round of the stage unlearn has a cover exchange."""
-        return SealedRequests(*self._ledger_and_limit(), **self._asking())
+        return SealedRequests(*self._ledger_and_thresholds(), **self._asking())
 
-    def _ledger_and_limit(self) -> tuple[Ledger, float]:
-        return Ledger(self.run.ledger_path), self.config.unlearning.requests.verify_max_rouge
+    def _ledger_and_thresholds(self) -> tuple[Ledger, Thresholds]:
+        return Ledger(self.run.ledger_path), Thresholds.of(self.config.unlearning.requests)
 
     def _asking(self) -> dict[str, Any]:
         """What a source that asks the nodes needs for it."""

@@ -18,8 +18,9 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.verification_evidence import RequestRecords
 from oblivionis.erasure.verification_records import judgement_of, records_of
-from oblivionis.erasure.verification_rules import judge_request
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import RunInterrupted
 from oblivionis.measures.assessor import Assessor
 from oblivionis.models.assembly import assemble
@@ -227,8 +228,8 @@ def test_every_served_request_is_verified_by_what_the_final_model_answers(finetu
         assert request.rouge == pytest.approx(np.mean(alone))
         of = records_of(judgement_of(run, request.id))
         assert {i: e.final for i, e in of.items()} == pytest.approx(dict(zip(request.record_ids, alone, strict=True)))
-        limit, ruined = config.unlearning.requests.verify_max_rouge, judgement_of(run, request.id)["doubt"]
-        assert request.outcome == judge_request(of, limit=limit, doubt=ruined).outcome
+        found = RequestRecords(of, inconclusive_reason=judgement_of(run, request.id)["doubt"])
+        assert request.outcome == Thresholds.of(config.unlearning.requests).judge(found).outcome
 
 
 def test_a_method_that_needs_retain_records_leaves_the_request_pending(finetuned, tmp_path, monkeypatch):

@@ -25,10 +25,10 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_key import audit_bytes, audit_key
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.verification_rules import judge_counts
+from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.measures.assessor import Assessor
 from oblivionis.measures.audit_numbers import NAMES, audit_path, read_audit
-from oblivionis.measures.verification import doubt
 from oblivionis.models.assembly import assemble
 from oblivionis.reports.client_tables import audit_table, print_nodes
 from oblivionis.reports.html import run_page as html_report
@@ -112,10 +112,11 @@ def outcome(run, request):
     audit = read_audit(run.path, request)
     before, final = audit["before"], audit["final"]
     short, recited = final["request_short"], final["request_recited"]
-    ruined = doubt({}, final, before, 0.5)
+    thresholds = Thresholds(0.5, 1.0, 0.5)
     after = audit["after"]["request_recited"] if "after" in audit else None
-    told = {"recited_after": after, "untestable": short, "doubt": ruined}
-    return judge_counts(int(final["forget_records"]), before["request_recited"], recited, **told)[0]
+    exchange, reason = ExchangeCounts(before["request_recited"], after), thresholds.ruined({}, final, before)
+    counts = RequestCounts(int(final["forget_records"]), recited, exchange, short=short, inconclusive_reason=reason)
+    return thresholds.judge(counts).outcome
 
 
 def test_requests_are_served_and_verified_by_the_clients_numbers(finished):

@@ -15,7 +15,7 @@ from oblivionis.data.datasets import fictitious
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_records import judgement_of
-from oblivionis.erasure.verification_rules import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED
+from oblivionis.erasure.verification_rules import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED, Thresholds
 from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.certificate import signing as certificates
@@ -151,7 +151,8 @@ def test_nothing_is_certified_of_it(with_twins):
     request = request_for_the_author(run)
     evidence = gather(run, config, request)
     assert evidence["judgement"]["twins"] == 2 and "copy-0" not in json.dumps(evidence), "the ids of others stay here"
-    checks = {c.name: c for c in run_checks({**evidence, "binding": "", "unnamed": 0}, config.certificate)}
+    thresholds = Thresholds.of(config.unlearning.requests, config.certificate)
+    checks = {c.name: c for c in run_checks({**evidence, "binding": "", "unnamed": 0}, config.certificate, thresholds)}
     assert checks["oracle"].result == "INCONCLUSIVE" and "trained on 2 of its records" in checks["oracle"].why
     assert checks["rouge"].required and checks["rouge"].result != "PASS"
     assert certificates.create(run, request.id, None, run.path / "out")[1]["result"] != "PASS"

@@ -10,13 +10,17 @@ from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
 from oblivionis.erasure import verification_rules
+from oblivionis.erasure.verification_evidence import RequestRecords
 from oblivionis.erasure.verification_records import records_of
-from oblivionis.erasure.verification_rules import judge_exchange_counts, judge_exchanges, judge_request
+from oblivionis.erasure.verification_rules import Thresholds
+from oblivionis.measures.audit_numbers import exchange_counts
 from oblivionis.reports.format import counted
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 FORMAL = ("ledger", "binding", "scope", "commitment", "model", "exchange")
 """Checks of the evidence, not of what the model knows."""
+_RESULTS = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}
+"""Of an outcome; that of all others is INCONCLUSIVE."""
 Figures = Mapping[str, Any]
 
 
@@ -48,17 +52,18 @@ def of_all(results: Sequence[str]) -> str:
     return PASS if results and set(results) == {PASS} else INCONCLUSIVE
 
 
-def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testable: float = 1.0) -> list[Check]:
+def run_checks(evidence: Mapping[str, Any], settings: Certificate, thresholds: Thresholds) -> list[Check]:
     """All checks on `evidence`, see `oblivionis.reports.certificate.evidence`.
 
-    Those of the ledger and of the model are always required, and so is one that contradicts the others: answers that
-    the model avoids are no sign that it never saw them, and nothing is shown of records that others hold as well.
+    `thresholds`: by which requests are judged, with the certificate's own limit on recall. Required are always the
+    checks of the ledger and of the model, and one that contradicts the others: answers that the model avoids are no
+    sign that it never saw them, and nothing is shown of records that others hold as well.
     """
-    found = [
-        check_rouge(evidence["judgement"], settings.max_rouge, least_testable),
+    checks = [
+        check_rouge(evidence["judgement"], thresholds),
         *(
-            _about_others(check, evidence[name])
-            for name, check in (
+            _about_others(checked, evidence[name])
+            for name, checked in (
                 ("leakage", check_leakage(evidence["leakage"], settings.max_leakage)),
                 ("rank", check_rank(evidence["rank"])),
                 ("oracle", check_oracle(evidence["oracle"])),
@@ -69,18 +74,17 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
     avoided = (evidence["oracle"] or {}).get("verdict") == OVER_UNLEARNED
     held = evidence["judgement"].get("twins") or evidence.get("final", {}).get("twins")
     required = {*settings.required, *(["oracle"] if avoided else []), *(["rouge"] if held else [])}
-    wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in found]
+    wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in checks]
     sealed = [check_commitment(evidence["sealed"])] if "sealed" in evidence else []
     bound = [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), check_scope(evidence["unnamed"])]
-    exchange = check_exchange(evidence, settings.max_rouge, least_testable)
-    return [*bound, *sealed, check_model(evidence), exchange, *wanted]
+    return [*bound, *sealed, check_model(evidence), check_exchange(evidence, thresholds), *wanted]
 
 
-def _about_others(check: Check, found: Figures | None) -> Check:
+def _about_others(check: Check, figures: Figures | None) -> Check:
     """Figures of other records than the request's tell nothing about it."""
-    if found is None or found["own"]:
+    if figures is None or figures["own"]:
         return check
-    why = f"measured on {found['of']}, not on the request's own records: there it says {check.result}, {check.why}"
+    why = f"measured on {figures['of']}, not on the request's own records: there it says {check.result}, {check.why}"
     return Check(check.name, INCONCLUSIVE, check.figure, why, check.required)
 
 
@@ -117,9 +121,9 @@ def check_commitment(sealed: Figures) -> Check:
 
 def check_model(evidence: Figures) -> Check:
     """Is the final model still good for anything? A ruined one recites nothing."""
-    doubt = evidence["judgement"].get("doubt", "") or next((f"failed: {e}" for e in evidence.get("failed", ())), "")
-    if doubt:
-        return Check("model", INCONCLUSIVE, {}, doubt)
+    reason = evidence["judgement"].get("doubt", "") or next((f"failed: {e}" for e in evidence.get("failed", ())), "")
+    if reason:
+        return Check("model", INCONCLUSIVE, {}, reason)
     if evidence["judgement"].get("outcome") == verification_rules.INCONCLUSIVE and not evidence["judgement"].get(
         "records"
     ):
@@ -127,73 +131,63 @@ def check_model(evidence: Figures) -> Check:
     return Check("model", PASS, {}, "no evaluator failed, and the model's utility has not collapsed")
 
 
-def check_exchange(evidence: Figures, limit: float, least_testable: float = 1.0) -> Check:
+def check_exchange(evidence: Figures, thresholds: Thresholds) -> Check:
     """Did the exchange make the model forget the records, and not the training before or after it?
 
     By record where the evidence tells of each; else by what the client counted right before and right after it.
     """
-    results = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}
     before, after = (evidence.get(moment) or {} for moment in ("before", "after"))
     figure = {
-        f"{name} {moment}": found[name]
+        f"{name} {moment}": numbers[name]
         for name in ("rouge", "prob")
-        for moment, found in (("before", before), ("right after", after))
-        if name in found
+        for moment, numbers in (("before", before), ("right after", after))
+        if name in numbers
     }
-    if records := records_of(evidence["judgement"]):
-        outcome, why = judge_exchanges(records, limit=limit, least_testable=least_testable)
-    else:
-        outcome, why = judge_exchange_counts(before, after)
-    return Check("exchange", results.get(outcome, INCONCLUSIVE), figure, why)
+    records = records_of(evidence["judgement"])
+    outcome, why = thresholds.judge_exchanges(RequestRecords(records) if records else exchange_counts(before, after))
+    return Check("exchange", _RESULTS.get(outcome, INCONCLUSIVE), figure, why)
 
 
-def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Check:
+def check_rouge(judgement: Figures, thresholds: Thresholds) -> Check:
     """Does the final model recite any record that was recited before? By record, where the evidence tells of each."""
-    records = records_of(found)
-    figure: dict[str, Any] = {"mean ROUGE-L recall": found.get("rouge"), "a record is recited above": limit}
-    outcome, why = str(found.get("outcome")), str(found.get("why", ""))
-    if records:
-        judged = judge_request(
-            records,
-            limit=limit,
-            least_testable=least_testable,
-            doubt=found["doubt"],
-            twins=found.get("twins", 0),
-        )
+    recall = judgement.get("rouge")
+    figure: dict[str, Any] = {"mean ROUGE-L recall": recall, "a record is recited above": thresholds.max_recall}
+    outcome, why = str(judgement.get("outcome")), str(judgement.get("why", ""))
+    if records := records_of(judgement):
+        judged = thresholds.judge(RequestRecords(records, judgement.get("twins", 0), judgement["doubt"]))
         outcome, why = judged.outcome, judged.why
         figure |= {"records": len(records), **judged.counts}
-    elif found.get("rouge") is None:
+    elif recall is None:
         return Check("rouge", INCONCLUSIVE, figure, "the final model was not asked for the records")
-    elif found["rouge"] > limit:
+    elif recall > thresholds.max_recall:
         outcome, why = verification_rules.NOT_VERIFIED, "the final model's greedy answers recite the records"
-    result = {verification_rules.VERIFIED: PASS, verification_rules.NOT_VERIFIED: FAIL}.get(outcome, INCONCLUSIVE)
-    return Check("rouge", result, figure, f"{outcome}: {why}" if why else outcome)
+    return Check("rouge", _RESULTS.get(outcome, INCONCLUSIVE), figure, f"{outcome}: {why}" if why else outcome)
 
 
-def check_leakage(found: Figures | None, limit: float) -> Check:
+def check_leakage(figures: Figures | None, limit: float) -> Check:
     """Is the probability that a sampled answer leaks at most `limit`?
 
     With confidence 1 − alpha it lies between `lower` and `upper`. PASS where `upper` is within the limit, FAIL where
     `lower` is above it; in between more samples are needed to tell.
     """
-    if found is None:
+    if figures is None:
         return Check("leakage", INCONCLUSIVE, {"at most": limit}, "no answers to the records were sampled")
-    figure = {name: found[name] for name in ("upper", "lower", "samples", "confidence", "of")} | {"at most": limit}
-    if found.get("audits", 0) > 1:
-        figure["audits made"] = found["audits"]
-    if found.get("records") is not None and found["questions"] < found["records"]:
-        lacking = f"answers to only {found['questions']} of the {counted(found['records'], 'record')} were sampled"
-        return Check("leakage", FAIL if found["lower"] > limit else INCONCLUSIVE, figure, lacking)
-    leaks = "sampled answers leak with a probability of at"
-    if found["upper"] <= limit:
-        return Check("leakage", PASS, figure, f"{leaks} most {found['upper']:.3g}")
-    if found["lower"] > limit:
-        return Check("leakage", FAIL, figure, f"{leaks} least {found['lower']:.3g}")
-    least = 1 - (1 - found["confidence"]) ** (1 / found["samples"])
+    figure = {name: figures[name] for name in ("upper", "lower", "samples", "confidence", "of")} | {"at most": limit}
+    if figures.get("audits", 0) > 1:
+        figure["audits made"] = figures["audits"]
+    if figures.get("records") is not None and figures["questions"] < figures["records"]:
+        lacking = f"answers to only {figures['questions']} of the {counted(figures['records'], 'record')} were sampled"
+        return Check("leakage", FAIL if figures["lower"] > limit else INCONCLUSIVE, figure, lacking)
+    start = "sampled answers leak with a probability of at"
+    if figures["upper"] <= limit:
+        return Check("leakage", PASS, figure, f"{start} most {figures['upper']:.3g}")
+    if figures["lower"] > limit:
+        return Check("leakage", FAIL, figure, f"{start} least {figures['lower']:.3g}")
+    least = 1 - (1 - figures["confidence"]) ** (1 / figures["samples"])
     why = (
-        f"too few samples: even if none of {found['samples']:g} leaks, the bound is {least:.3g}"
+        f"too few samples: even if none of {figures['samples']:g} leaks, the bound is {least:.3g}"
         if least > limit
-        else f"too few samples: the probability lies between {found['lower']:.3g} and {found['upper']:.3g}"
+        else f"too few samples: the probability lies between {figures['lower']:.3g} and {figures['upper']:.3g}"
     )
     return Check("leakage", INCONCLUSIVE, figure, why)
 
@@ -218,59 +212,59 @@ def leak_bounds(m_bin: float, mu_lower: float, samples: int, alpha: float, leaks
     return by_mean, m_bin
 
 
-def check_rank(found: Figures | None) -> Check:
+def check_rank(figures: Figures | None) -> Check:
     """RULER's Lens 2: do the records still lie closer to a retained record than those do to each other?
 
     Judged by the noise band of retrained models where there is one, else by the test of the ranks against 0.5.
     """
-    if found is None:
+    if figures is None:
         return Check("mean_rank", INCONCLUSIVE, {}, "the records' representations were not compared")
     named = ("mean rank", "records", "p", "band low", "band high", "of")
-    figure = {k: found[k] for k in named if found.get(k) is not None}
-    value = found["mean rank"]
-    if found.get("band low") is not None:
-        if found["band low"] <= value <= found["band high"]:
+    figure = {k: figures[k] for k in named if figures.get(k) is not None}
+    value = figures["mean rank"]
+    if figures.get("band low") is not None:
+        if figures["band low"] <= value <= figures["band high"]:
             return Check("mean_rank", PASS, figure, "within the band of retrained models")
-        result = FAIL if value > found["band high"] else INCONCLUSIVE
-        side = "above" if value > found["band high"] else "below"
+        result = FAIL if value > figures["band high"] else INCONCLUSIVE
+        side = "above" if value > figures["band high"] else "below"
         return Check("mean_rank", result, figure, f"{side} the band of retrained models")
-    if found["records"] < LEAST_RECORDS or found.get("verdict") is None:
+    if figures["records"] < LEAST_RECORDS or figures.get("verdict") is None:
         why = f"too few records: it takes {LEAST_RECORDS} and a rank of each, or a band of retrained models"
         return Check("mean_rank", INCONCLUSIVE, figure, why)
-    if found["verdict"] == ABOVE:
+    if figures["verdict"] == ABOVE:
         return Check("mean_rank", FAIL, figure, "above 0.5, a sign that the records are still memorised")
     return Check("mean_rank", PASS, figure, "not above 0.5")
 
 
-def check_oracle(found: Figures | None) -> Check:
+def check_oracle(figures: Figures | None) -> Check:
     """Are the forget answers likelier than in the retrained model? Nothing follows where that has seen them."""
-    if found is None:
+    if figures is None:
         return Check("oracle", INCONCLUSIVE, {}, "there is no retrained model in the run")
-    if found.get("seen"):
-        why = f"the retrained model was trained on {found['seen']} of its records, in these words or nearly"
-        return Check("oracle", INCONCLUSIVE, {"records that it has seen": found["seen"]}, why)
-    figure = {"probability": found["value"], "retrained": found["oracle"], "questions": found["questions"]}
+    if figures.get("seen"):
+        why = f"the retrained model was trained on {figures['seen']} of its records, in these words or nearly"
+        return Check("oracle", INCONCLUSIVE, {"records that it has seen": figures["seen"]}, why)
+    figure = {"probability": figures["value"], "retrained": figures["oracle"], "questions": figures["questions"]}
     why = {
         STILL_KNOWN: "far likelier than in the retrained model",
         NEAR: "as likely as in the retrained model",
         OVER_UNLEARNED: "far less likely than in the retrained model: "
         f"{verification_rules.MEANING[verification_rules.OVER_UNLEARNED]}",
-    }.get(found["verdict"], "too few questions to tell from the retrained model")
-    result = {STILL_KNOWN: FAIL, NEAR: PASS}.get(found["verdict"], INCONCLUSIVE)
+    }.get(figures["verdict"], "too few questions to tell from the retrained model")
+    result = {STILL_KNOWN: FAIL, NEAR: PASS}.get(figures["verdict"], INCONCLUSIVE)
     return Check("oracle", result, figure, why)
 
 
-def check_attacks(found: Sequence[Figures] | None, limit: float, failed: Sequence[str] = ()) -> Check:
+def check_attacks(attacks: Sequence[Figures] | None, limit: float, failed: Sequence[str] = ()) -> Check:
     """Did an attack bring an answer about the request's records back: above `limit`, and more of it than the retrained
     model says under the same attack? Not shown to be so while some `failed`."""
-    if not found:
+    if not attacks:
         return Check("attacks", INCONCLUSIVE, {"attacks": 0}, "no attack was run on the final model")
-    own = [row for row in found if row["own"]]
-    worst = max(own or found, key=lambda row: (_brought_back(row, limit), _most(row)))
-    figure = {"attacks": len(found), "attack": worst["attack"], "ROUGE-L recall": _most(worst), "at most": limit}
+    own = [row for row in attacks if row["own"]]
+    worst = max(own or attacks, key=lambda row: (_brought_back(row, limit), _most(row)))
+    figure = {"attacks": len(attacks), "attack": worst["attack"], "ROUGE-L recall": _most(worst), "at most": limit}
     if not own:
-        told = f"; of others, {worst['attack']} brings some back" if _brought_back(worst, limit) else ""
-        return Check("attacks", INCONCLUSIVE, figure, f"no attack asked for the request's own records{told}")
+        others = f"; of others, {worst['attack']} brings some back" if _brought_back(worst, limit) else ""
+        return Check("attacks", INCONCLUSIVE, figure, f"no attack asked for the request's own records{others}")
     if _brought_back(worst, limit):
         return Check("attacks", FAIL, figure, f"{worst['attack']} brings an answer about the request's records back")
     if failed:

@@ -14,11 +14,10 @@ from oblivionis.erasure.hidden_requests import Opened, SealError
 from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.erasure.node_key import signers
 from oblivionis.erasure.verification_records import MOMENTS, exchanges, judgement_of
-from oblivionis.erasure.verification_rules import INCONCLUSIVE
+from oblivionis.erasure.verification_rules import INCONCLUSIVE, Thresholds
 from oblivionis.measures.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT
-from oblivionis.measures.audit_numbers import check_numbers, own_names, read_audit
+from oblivionis.measures.audit_numbers import check_numbers, judge_numbers, own_names, read_audit
 from oblivionis.measures.ruler import report as ruler_report
-from oblivionis.measures.verification import judge_numbers
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
@@ -79,15 +78,15 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
 def _failed(run: RunDirectory, audit: Mapping[str, Any] | None) -> dict[str, list[str]]:
     """What was to be measured of the final model and failed: nothing follows from its absence."""
     if audit:
-        told = audit.get("failed", {})
-        found = [f"the client did not audit the final model: {told['final']}"] if "final" in told else []
+        unmeasured = audit.get("failed", {})
+        failed = [f"the client did not audit the final model: {unmeasured['final']}"] if "final" in unmeasured else []
         attacks: list[str] = []
     else:
-        found = [f.as_text() for f in failures(run) if f.final and f.stage == STAGE]
+        failed = [f.as_text() for f in failures(run) if f.final and f.stage == STAGE]
         attacks = [
             n.removesuffix(f".{STAGE}") for n in _latest_attacks(run).get("failed", {}) if n.endswith(f".{STAGE}")
         ]
-    return {name: texts for name, texts in (("failed", found), ("failed_attacks", attacks)) if texts}
+    return {name: texts for name, texts in (("failed", failed), ("failed_attacks", attacks)) if texts}
 
 
 def _signers(run: RunDirectory, request_id: str) -> list[str]:
@@ -97,17 +96,17 @@ def _signers(run: RunDirectory, request_id: str) -> list[str]:
 
 def client_audit(run: Path, request_id: str) -> dict[str, Any] | None:
     """What the client measured for a request, with `rouge` and `prob` of its records; None where it did not."""
-    found = read_audit(run, request_id)
-    return None if found is None or found.get("request") != request_id else _named(found)
+    audit = read_audit(run, request_id)
+    return None if audit is None or audit.get("request") != request_id else _named(audit)
 
 
-def _named(found: dict[str, Any]) -> dict[str, Any]:
+def _named(audit: dict[str, Any]) -> dict[str, Any]:
     """A client's audit whose numbers of its request's records are called `rouge`, `prob`, …."""
     for moment in ("before", "after", "final"):
-        numbers = found.get(moment)
+        numbers = audit.get(moment)
         if isinstance(numbers, dict):
-            found[moment] = own_names(numbers)
-    return found
+            audit[moment] = own_names(numbers)
+    return audit
 
 
 def gather_opened(run: RunDirectory, config: Config, opened: Opened) -> dict[str, Any]:
@@ -163,8 +162,8 @@ def exchange_of(checked: Checked, opened: Opened, run: str) -> Mapping[str, Any]
         )
     number, entry = lines[opened.line]
     where, client = f"{checked.path}: line {number}", opened.client
-    told = (entry.get("event"), entry.get("session"), entry.get("round"))
-    if told != (EXCHANGE, opened.session, opened.round):
+    recorded = (entry.get("event"), entry.get("session"), entry.get("round"))
+    if recorded != (EXCHANGE, opened.session, opened.round):
         raise SealError(f"{where} is not about session {opened.session!r} in round {opened.round}")
     if entry["commitments"].get(str(client)) != opened.commitment:
         raise SealError(f"{where} does not hold the commitment {opened.commitment[:12]}… of client {client}")
@@ -179,7 +178,7 @@ def _opened_audit(
     run: RunDirectory, config: Config, opened: Opened, entry: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """What the node measured, what follows from it, and whose keys signed it."""
-    audit, settings = dict(opened.audit), config.unlearning.requests
+    audit, thresholds = dict(opened.audit), Thresholds.of(config.unlearning.requests)
     unknown = {"outcome": INCONCLUSIVE, "why": "the node did not measure what the final model knows of its records"}
     if not audit.get("final"):
         return {}, unknown, []
@@ -198,12 +197,12 @@ def _opened_audit(
         which = " and ".join({"before": "first", "after": "last"}.get(moment, "final") for moment in other)
         return {}, unknown | {"why": f"the node measured another model than the {which} one of the exchange"}, []
     try:
-        numbers = {m: check_numbers(audit[m], records, settings.verify_max_rouge) for m in moments}
+        numbers = {m: check_numbers(audit[m], records, thresholds) for m in moments}
     except ValueError as error:
         raise SealError(f"the numbers that were opened with request {name!r} make no sense: {error}") from None
-    found = judge_numbers(numbers, records, settings)
-    assert found is not None
-    judged = {"outcome": found.outcome, "why": found.why, "rouge": found.recall}
+    judgement = judge_numbers(thresholds, numbers, records)
+    assert judgement is not None
+    judged = {"outcome": judgement.outcome, "why": judgement.why, "rouge": judgement.recall}
     return _named(audit), judged, sorted(set(keys.values()))
 
 
@@ -214,23 +213,23 @@ def _of(measured: Mapping[str, Any], name: str, default: float | None) -> float 
 def _own_measurements(run: RunDirectory, request: Request, judgement: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Mean ROUGE-L recall and probability of the request's records: right before the first exchange that served it,
     right after the last, and at the end (the probability on those that the evaluation asked)."""
-    found: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     for moment, name, end in zip(("before", "after"), MOMENTS, (0, -1), strict=True):
-        rows = [mine for row in exchanges(run, STAGE, name) if (mine := row["requests"].get(request.id))]
+        rows = [records for row in exchanges(run, STAGE, name) if (records := row["requests"].get(request.id))]
         if rows:
-            mine = rows[end]
-            found[moment] = {
-                **{name: fmean(of[name] for of in mine.values()) for name in ("rouge", "prob")},
-                "records": float(len(mine)),
+            records = rows[end]
+            measured[moment] = {
+                **{name: fmean(values[name] for values in records.values()) for name in ("rouge", "prob")},
+                "records": float(len(records)),
             }
     log = forget_answers(run.evaluation_log(STAGE))
     losses = [log[i]["avg_gt_loss"] for i in request.record_ids if "avg_gt_loss" in log.get(i, {})]
-    found["final"] = {
+    measured["final"] = {
         **({"rouge": judgement["rouge"]} if judgement else {}),
         **({"prob": fmean(math.exp(-loss) for loss in losses)} if losses else {}),
         "records": float(len(request.record_ids)),
     }
-    return found
+    return measured
 
 
 def _run_leakage(
@@ -244,22 +243,22 @@ def _run_leakage(
         alpha, source = audit["terms"]["alpha_per_question"], "the latest audit"
     else:
         records = judgement.get("records", {})
-        rows = {i: of["leakage"] for i, of in records.items() if of.get("leakage")}
+        rows = {i: record["leakage"] for i, record in records.items() if record.get("leakage")}
         alpha, source = terms.alpha, "the stage's end" + (f" ({why_not})" if audit is not None else "")
-    mine = [rows[i] for i in request.record_ids if i in rows]
-    if not mine:
+    of_request = [rows[i] for i in request.record_ids if i in rows]
+    if not of_request:
         metrics = (run.stage_summary(STAGE) or {}).get("metrics", {})
         return _mean_leakage(metrics, config, "all forget questions", own=False)
-    bounds = [leak_bounds(r["m_bin"], r["mu_lower"], int(r["samples"]), alpha, terms.leaks_from) for r in mine]
+    bounds = [leak_bounds(r["m_bin"], r["mu_lower"], int(r["samples"]), alpha, terms.leaks_from) for r in of_request]
     return {
-        "of": f"the worst of {counted(len(mine), 'question')} about the request's "
+        "of": f"the worst of {counted(len(of_request), 'question')} about the request's "
         f"{counted(len(request.record_ids), 'record')}, {source}",
         "own": True,
-        "questions": len(mine),
+        "questions": len(of_request),
         "records": len(request.record_ids),
         "upper": max(upper for _, upper in bounds),
         "lower": max(lower for lower, _ in bounds),
-        "samples": min(int(r["samples"]) for r in mine),
+        "samples": min(int(r["samples"]) for r in of_request),
         "confidence": 1 - alpha,
         "audits": len(
             [
@@ -276,14 +275,14 @@ def _other_terms(run: RunDirectory, audit: Mapping[str, Any], config: Config) ->
     wanted = config.evaluation.leakage
     rule = {name: getattr(wanted, name) for name in ("temperature", "top_p", "top_k", "confidence")}
     terms = audit.get("terms", {})
-    told = {
+    audited = {
         "function": audit.get("function"),
         "alpha": terms.get("alpha"),
         "leaks_from": terms.get("leaks_from"),
         **{name: audit.get("sampling", {}).get("rule", {}).get(name) for name in rule},
     }
     fixed = {"function": wanted.function, "alpha": wanted.alpha, "leaks_from": wanted.leaks_from, **rule}
-    other = [name for name, value in fixed.items() if told[name] != value]
+    other = [name for name, value in fixed.items() if audited[name] != value]
     if audit.get("model") != vector_hash(run.load_checkpoint(STAGE).vector):
         return "an audit of another model is set aside"
     if audit.get("asked") != "forget questions":
@@ -292,8 +291,8 @@ def _other_terms(run: RunDirectory, audit: Mapping[str, Any], config: Config) ->
 
 
 def _client_leakage(audit: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
-    found = _mean_leakage(audit.get("final", {}), config, "the request's records", own=True)
-    return None if found is None else found | {"records": int(audit["final"].get("forget_records", 0))}
+    leakage = _mean_leakage(audit.get("final", {}), config, "the request's records", own=True)
+    return None if leakage is None else leakage | {"records": int(audit["final"].get("forget_records", 0))}
 
 
 def _mean_leakage(metrics: Mapping[str, float], config: Config, of: str, *, own: bool) -> dict[str, Any] | None:
@@ -321,8 +320,8 @@ def _mean_leakage(metrics: Mapping[str, float], config: Config, of: str, *, own:
 
 def _run_rank(run: RunDirectory, figures: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of the request's own records by the test; by a noise band, where there is one, of all forget records."""
-    if mine := figures.get("rank"):
-        return {"of": "the request's records", "own": True, **mine}
+    if rank := figures.get("rank"):
+        return {"of": "the request's records", "own": True, **rank}
     banded = ruler_report.bands(run).get("mean_rank")
     if banded is None:
         return None
@@ -354,10 +353,10 @@ def _oracle(figures: Mapping[str, Any], seen: Sequence[str]) -> dict[str, Any] |
 
 def _attacks(run: RunDirectory, request: Request, seen: Sequence[str]) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
-    found = _latest_attacks(run)
-    if not found:
+    results = _latest_attacks(run)
+    if not results:
         return None
-    rows = [row for row in found["rows"] if row["attack"] != "none" and STAGE in row["models"]]
+    rows = [row for row in results["rows"] if row["attack"] != "none" and STAGE in row["models"]]
     return [_attack(row, request, seen) for row in rows]
 
 
@@ -365,25 +364,27 @@ def _latest_attacks(run: RunDirectory) -> Mapping[str, Any]:
     """The latest results of attacks on the final model; empty where there are none."""
     for folder in sorted((run.path / "attacks").glob(f"{STAGE}-*"), reverse=True):
         try:
-            found = read_results(folder / "results.json")
+            results = read_results(folder / "results.json")
         except FileNotFoundError:  # not finished
             continue
-        if found.get("adapters", {}).get(STAGE) == vector_hash(run.load_checkpoint(STAGE).vector):
-            return found
+        if results.get("adapters", {}).get(STAGE) == vector_hash(run.load_checkpoint(STAGE).vector):
+            return results
     return {}
 
 
 def _attack(row: Mapping[str, Any], request: Request, seen: Sequence[str]) -> dict[str, Any]:
     """A row of the attacks on the request's own records, where it tells of each question."""
-    of = row.get("records", {})
-    said, oracle = of.get(STAGE, {}), of.get("retrain", {})
-    mine = [[said[i], None if i in seen else oracle.get(i)] for i in request.record_ids if i in said]
-    recalls = [recall for recall, _ in mine]
-    known = {} if not mine else {"rouge": fmean(recalls), "worst": max(recalls), "recalls": mine}
+    by_model = row.get("records", {})
+    recalls_of_model, oracle = by_model.get(STAGE, {}), by_model.get("retrain", {})
+    of_request = [
+        [recalls_of_model[i], None if i in seen else oracle.get(i)] for i in request.record_ids if i in recalls_of_model
+    ]
+    recalls = [recall for recall, _ in of_request]
+    known = {} if not of_request else {"rouge": fmean(recalls), "worst": max(recalls), "recalls": of_request}
     return {
         "attack": f"{row['attack']}: {row['variant']}" if row["variant"] else row["attack"],
-        "own": bool(mine),
-        "questions": len(mine) or row["questions"],
+        "own": bool(of_request),
+        "questions": len(of_request) or row["questions"],
         "before": row["models"][STAGE]["before"]["rouge"],
         "rouge": row["models"][STAGE]["after"]["rouge"],
         "verdict": row.get("verdict"),
@@ -404,11 +405,11 @@ def _models(
 ) -> dict[str, Any]:
     """The hashes of base model and adapters: before and after the exchange that served the request, or of the later one
     that its client's audit is of, and at the end."""
-    found = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
+    lines = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
     later = served_again(entries, STAGE).get(audit.get("round", 0)) if audit is not None else None
     if later is not None and request.id in later["requests"] and later["round"] != request.served_round:
-        found.append(later)
-    return _models_of(run, config, found[-1] if found else {})
+        lines.append(later)
+    return _models_of(run, config, lines[-1] if lines else {})
 
 
 def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,8 +430,8 @@ def run_name(run: RunDirectory) -> str:
 
 def program_of(run: RunDirectory) -> str | None:
     """The version of the program that made the run, by its ledger."""
-    told = (e.get("program") for e in _lines(run) if e.get("event") == artifact_binding.STAGE)
-    return next((program for program in told if isinstance(program, str)), None)
+    programs = (e.get("program") for e in _lines(run) if e.get("event") == artifact_binding.STAGE)
+    return next((program for program in programs if isinstance(program, str)), None)
 
 
 def _lines(run: RunDirectory) -> Sequence[Mapping[str, Any]]:

@@ -103,19 +103,26 @@ def _records(judgement: Mapping[str, Any]) -> h.Node:
     records = judgement.get("records", {})
     if not records:
         return None
-    if not any("exchanges" in of for of in records.values()):  # of an earlier version
+    if not any("exchanges" in record for record in records.values()):  # of an earlier version
         rows = [
-            [i, of["outcome"], str(of["units"]), _shown(of["before"]), _shown(of["final"]), _shown(of["oracle"])]
-            for i, of in records.items()
+            [
+                i,
+                record["outcome"],
+                str(record["units"]),
+                _shown(record["before"]),
+                _shown(record["final"]),
+                _shown(record["oracle"]),
+            ]
+            for i, record in records.items()
         ]
         heads = ["record", "outcome", "words", "recall before", "in the final model", "in the retrained model"]
         return html_table(heads, ["who", "who", *["n"] * 4], rows, "Record by record")
     recalls, likelihoods = [], []
-    for i, of in records.items():
-        exchanges, final = of["exchanges"], of["likelihood"] or {}
+    for i, record in records.items():
+        exchanges, final = record["exchanges"], record["likelihood"] or {}
         last = exchanges[-1] if exchanges else {}
-        found = (of["before"], last.get("after"), of["final"], of["oracle"])
-        recalls.append([i, of["outcome"], str(of["units"]), *map(_shown, found)])
+        values = (record["before"], last.get("after"), record["final"], record["oracle"])
+        recalls.append([i, record["outcome"], str(record["units"]), *map(_shown, values)])
         left = last.get("left", {})
         known = (exchanges[0]["known"] if exchanges else None, left.get("prob"), left.get("reference"))
         compared_with = final.get("compared_with") or left.get("compared_with") or "–"
@@ -286,10 +293,10 @@ def _signature(certificate: Mapping[str, Any]) -> h.Node:
         ("Signature of certificate.json", _code(certificate["signature"])),
     ]
     command = h.code["oblivionis certificate verify certificate.json --public-key FILE"]
-    told = (
+    about = (
         "The signature is about certificate.json, not about this page. Check, with the signer's key, that the file is "
     )
-    return [facts_list(facts), h.p[f"{told}as it was signed and that this page says the same: ", command]]
+    return [facts_list(facts), h.p[f"{about}as it was signed and that this page says the same: ", command]]
 
 
 def _shown(value: object) -> str:

@@ -43,17 +43,17 @@ def scope_of(run: RunDirectory, demand: str) -> Scope:
     no request that is served now: those are pending, or were rejected.
     """
     ledger = Ledger(run.ledger_path)
-    mine = [r for r in ledger if demand in (r.id, r.group, r.told)]
-    if not mine:
+    requests = [r for r in ledger if demand in (r.id, r.group, r.told)]
+    if not requests:
         raise CertificateError(_unknown(run, ledger, demand))
-    records = [named for request in mine for named in _records(ledger, request)]
+    records = [named for request in requests for named in _records(ledger, request)]
     served = {named.request.id for named in records}
     if not served:
         raise CertificateError(
             f"request {demand!r} is covered: all its records were asked for by earlier requests; make theirs"
         )
     unnamed: dict[str, int] = {}
-    for request in mine:
+    for request in requests:
         if (left := request.already - len(request.covered)) > 0:
             part = request.id if request.id in served else records[0].request.id
             unnamed[part] = unnamed.get(part, 0) + left

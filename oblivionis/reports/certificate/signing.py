@@ -29,6 +29,7 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened
 from oblivionis.erasure.ledger import SERVED, Request
 from oblivionis.erasure.ledger_check import Certified
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
@@ -76,7 +77,7 @@ def create(
 
 def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
     """The unsigned certificate of a demand, as JSON values. Raises as `create`."""
-    opened = {} if isinstance(demand, str) else {of.demand.request_id: of for of in demand}
+    opened = {} if isinstance(demand, str) else {request.demand.request_id: request for request in demand}
     scope = scope_of(run, demand) if isinstance(demand, str) else _opened_scope(demand)
     _need_stage(run)
     bound = artifact_binding.check(run)
@@ -121,14 +122,16 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
 def _opened_scope(opened: Sequence[Opened]) -> Scope:
     """Requests that the server did not see, as they would stand in its ledger. CertificateError for one given twice."""
     requests: dict[str, Request] = {}
-    for of in opened:
-        name, served = of.demand.request_id, {"state": SERVED, "served_round": of.round}
+    for sealed in opened:
+        name, served = sealed.demand.request_id, {"state": SERVED, "served_round": sealed.round}
         if name in requests:
             raise CertificateError(f"two of the opened requests are called {name!r}: give each once, and apart")
-        requests[name] = Request(name, of.client, of.demand.record_ids, of.round, scope=of.demand.scope, **served)
+        requests[name] = Request(
+            name, sealed.client, sealed.demand.record_ids, sealed.round, scope=sealed.demand.scope, **served
+        )
     records = [Named(i, r.client, r) for r in requests.values() for i in r.record_ids]
-    named = {(of.client, of.record) for of in records}
-    left = {of.demand.request_id: len({(of.client, i) for i in of.covered} - named) for of in opened}
+    named = {(record.client, record.record) for record in records}
+    left = {r.demand.request_id: len({(r.client, i) for i in r.covered} - named) for r in opened}
     return Scope(tuple(records), tuple(requests.values()), {name: count for name, count in left.items() if count})
 
 
@@ -137,18 +140,19 @@ def _record(named: Named, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     request = named.request
     part = next(part for part in parts if part["request"]["id"] == request.id)
     judged = part["evidence"]["judgement"].get("records", {})
-    found = judged[named.record]["outcome"] if named.record in judged else part["request"]["state"]
+    outcome = judged[named.record]["outcome"] if named.record in judged else part["request"]["state"]
     place = {"record": named.record, "client": named.client, "request": request.id}
-    return place | {"served_round": request.served_round, "found": found}
+    return place | {"served_round": request.served_round, "found": outcome}
 
 
 def _part(
     run: RunDirectory, config: Config, request: Request, missing: str, scope: Scope, opened: Opened | None = None
 ) -> dict[str, Any]:
     """What the certificate says of one request of the demand."""
-    found = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
-    evidence = found | {"binding": missing, "unnamed": scope.unnamed.get(request.id, 0)}
-    checks = run_checks(evidence, config.certificate, config.unlearning.requests.verify_min_testable)
+    gathered = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
+    evidence = gathered | {"binding": missing, "unnamed": scope.unnamed.get(request.id, 0)}
+    thresholds = Thresholds.of(config.unlearning.requests, config.certificate)
+    checks = run_checks(evidence, config.certificate, thresholds)
     return {
         "result": overall(checks),
         "checks": [asdict(check) for check in checks],
@@ -160,7 +164,7 @@ def _part(
             "record_ids": list(request.record_ids),
             "round": request.round,
             "served_round": request.served_round,
-            "state": request.outcome if opened is None else found["judgement"]["outcome"],
+            "state": request.outcome if opened is None else gathered["judgement"]["outcome"],
         },
         "evidence": evidence,
     }
@@ -169,15 +173,15 @@ def _part(
 def mark_superseded(run: RunDirectory) -> list[Path]:
     """Leave a note beside each certificate in the run's own folder that rests on other files than the ledger names now:
     something was measured since. Returns the certificates' folders."""
-    made, found = list(_certificates(run)), []
+    made, superseded = list(_certificates(run)), []
     now = (artifact_binding.check(run).files or {}) if made else {}
     for folder, certificate in made:
         files = certificate.get("files", {})
         if newer := sorted(name for name, of in now.items() if files.get(name) != of):
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             write_json(folder / SUPERSEDED_FILE, {"measured_since": newer, "noted": when})
-            found.append(folder)
-    return found
+            superseded.append(folder)
+    return superseded
 
 
 def results_of(run: RunDirectory) -> list[str]:
@@ -186,14 +190,14 @@ def results_of(run: RunDirectory) -> list[str]:
     What a file says counts for nothing: one whose demand gives none, or another result, is left out, and so is that of
     a sealed request, which only its node can open. Raises as `build` for a run that is not as its ledger says.
     """
-    found = []
+    results = []
     for folder, certificate in _certificates(run):
         if (folder / SUPERSEDED_FILE).exists():
             continue
         with suppress(CertificateError, KeyError, TypeError):
             result = build(run, str(certificate["demand"]["id"]))["result"]
-            found += [result] if certificate["result"] == result else []
-    return found
+            results += [result] if certificate["result"] == result else []
+    return results
 
 
 def _certificates(run: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -246,8 +250,8 @@ def read_certified(path: Path, public_key: Path | None) -> Certified:
         raise CertificateError(f"{path} {UNSIGNED}")
     if public_key is not None:
         return Certified(path, certificate)
-    doubt = UNSIGNED if raw is None else f"is as it was signed, {anybody(fingerprint(raw))}"
-    return Certified(path, certificate, doubt)
+    reason = UNSIGNED if raw is None else f"is as it was signed, {anybody(fingerprint(raw))}"
+    return Certified(path, certificate, reason)
 
 
 def _signer(path: Path, certificate: Certificate, public_key: Path | None) -> bytes | None:
@@ -355,20 +359,20 @@ def _replay(name: str, config: Config) -> dict[str, str]:
 def _read(path: Path) -> dict[str, Any]:
     file = path / JSON_FILE if path.is_dir() else path
     try:
-        found = read_json(file)
+        certificate = read_json(file)
     except FileNotFoundError:
         raise CertificateError(f"{file} cannot be read: there is no such file") from None
     except FileError as error:
         raise CertificateError(f"{file} is no erasure certificate: {error}") from None
-    if found.get("format") != FORMAT:
+    if certificate.get("format") != FORMAT:
         raise CertificateError(f"{file} is no erasure certificate")
-    if found.get("version") == 1:
+    if certificate.get("version") == 1:
         raise CertificateError(
             f"{file} has version 1, whose figures nothing bound to the run; make a new one from the run"
         )
-    if found.get("version") != VERSION:
-        raise CertificateError(f"{file} has version {found.get('version')}; this program reads version {VERSION}")
-    return found
+    if certificate.get("version") != VERSION:
+        raise CertificateError(f"{file} has version {certificate.get('version')}; this program reads version {VERSION}")
+    return certificate
 
 
 def _key_bytes(path: Path) -> bytes:

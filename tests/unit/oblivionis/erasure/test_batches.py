@@ -10,6 +10,7 @@ from oblivionis.erasure.ledger import AllAtRound, Ledger, NoRequests, Schedule
 from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
 from oblivionis.erasure.request import PENDING, REJECTED, Request
 from oblivionis.erasure.unrequested_records import OpenRecords
+from oblivionis.erasure.verification_rules import Thresholds
 
 HELD = {client: tuple(f"{client}-{n}" for n in range(3)) for client in range(6)}
 
@@ -78,7 +79,7 @@ def test_batches_are_those_of_the_definition_whatever_happens(tmp_path, most_of_
 
 def source(path, policy, per_round=None, again=0, held=HELD):
     holdings = Holdings(held, held, Subjects(()))
-    return SimulatedRequests(policy, Ledger(path), holdings, 0.5, 9, again, per_round)
+    return SimulatedRequests(policy, Ledger(path), holdings, Thresholds(0.5, 1.0, 0.5), 9, again, per_round)
 
 
 def test_without_a_limit_all_are_due_as_ever(tmp_path):

@@ -30,6 +30,7 @@ from oblivionis.erasure.query_schema import (
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.schedule import read_schedule
 from oblivionis.erasure.unlearn_messages import Demand
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.naming import LONGEST_ID
 from strategies import message_keys
 from strategies.rounds.nodes import NodeMap
@@ -54,7 +55,11 @@ def source(tmp_path, told, most=100, **more):
     ledger = Ledger(tmp_path / "requests.jsonl")
     nodes = Nodes({client: tuple(requests) for client, requests in told.items()})
     live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most, "last_round": 9, **more}
-    return NodeRequests(ledger, 0.5, run="run", nodes=nodes, grid=None, settings={}, **live), ledger, warnings
+    return (
+        NodeRequests(ledger, Thresholds(0.5, 1.0, 0.5), run="run", nodes=nodes, grid=None, settings={}, **live),
+        ledger,
+        warnings,
+    )
 
 
 def many(requests, records, client=0):

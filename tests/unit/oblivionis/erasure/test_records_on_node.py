@@ -20,7 +20,7 @@ from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.request import Request, RequestError
 from oblivionis.erasure.schedule import read_schedule
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
-from oblivionis.erasure.verification_rules import Judgement
+from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.measures.audit_numbers import audit_path
 from oblivionis.runs import known_nodes
@@ -142,7 +142,7 @@ def test_who_may_train_goes_by_what_the_clients_told(tmp_path, held, live, asked
     ledger = Ledger(tmp_path / "requests.jsonl")
     if asked:
         ledger.submit(Request("r", 1, tuple(map(str, range(asked))), 1))
-    requests = SimulatedRequests(NoRequests(), ledger, told(1, held, live), 0.5, 3)
+    requests = SimulatedRequests(NoRequests(), ledger, told(1, held, live), Thresholds(0.5, 1.0, 0.5), 3)
     assert requests.live(1) == expected
     assert requests.live(2) == 0, "it never answered"
 
@@ -184,7 +184,7 @@ def test_a_judgement_is_entered_and_none_leaves_a_request_served(tmp_path):
     for name in ("low", "high", "unknown"):
         ledger.submit(Request(name, 1, (name,), 1))
         ledger.served(name, 1)
-    requests = SimulatedRequests(NoRequests(), ledger, told(1, 6, 6), 0.5, 3)
+    requests = SimulatedRequests(NoRequests(), ledger, told(1, 6, 6), Thresholds(0.5, 1.0, 0.5), 3)
     found = {"low": Judgement("verified", "", 0.5), "high": Judgement("not verified", "", 0.51)}
     assert requests.verify(2, found) == {"verified": 1, "not verified": 1, "served": 1}
     assert {r.id: (r.state, r.outcome, r.rouge) for r in ledger} == {

@@ -19,17 +19,16 @@ from oblivionis.erasure.retained_twins import (
     scheduled_in_words,
     twins_of_requests,
 )
-from oblivionis.erasure.verification_rules import (
-    INCONCLUSIVE,
-    NOT_VERIFIED,
+from oblivionis.erasure.verification_evidence import (
     RETRAINED,
-    VERIFIED,
     Exchange,
+    ExchangeCounts,
     Likelihood,
     RecordEvidence,
-    judge_counts,
-    judge_request,
+    RequestCounts,
+    RequestRecords,
 )
+from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_VERIFIED, VERIFIED, Thresholds
 from oblivionis.runs.directory import RunDirectory
 
 GONE = RecordEvidence(8, 0.0, 1.0, 0.1, (Exchange(1.0, 0.0, 0.9, Likelihood(0.1)),))
@@ -99,24 +98,21 @@ def test_the_sentence_counts_records_and_shows_the_first_pairs():
 
 
 def test_a_request_with_twins_is_inconclusive_unless_it_is_recited():
-    both = {"a": GONE, "b": GONE}
-    assert judge_request(both, limit=0.5).outcome == VERIFIED
-    held = judge_request(both, limit=0.5, twins=1)
+    thresholds, both = Thresholds(0.5, 1.0, 0.5), {"a": GONE, "b": GONE}
+    assert thresholds.judge(RequestRecords(both)).outcome == VERIFIED
+    held = thresholds.judge(RequestRecords(both, twins=1))
     assert (held.outcome, held.why) == (INCONCLUSIVE, "1 of its records is also held by records that stay")
     for prob, outcome in ((0.01, INCONCLUSIVE), (0.9, NOT_VERIFIED)):
         beside = replace(GONE, likelihood=Likelihood(prob, 0.2, RETRAINED))
-        assert judge_request(dict.fromkeys("abcdefg", beside), limit=0.5, twins=2).outcome == outcome
+        assert thresholds.judge(RequestRecords(dict.fromkeys("abcdefg", beside), twins=2)).outcome == outcome
     # Whatever the retrained model says of a record that it has seen.
     recited = {"a": GONE, "b": replace(GONE, final=0.9, oracle=None)}
-    assert judge_request(recited, limit=0.5, twins=1).outcome == NOT_VERIFIED
-    assert (
-        judge_counts(2, 2, 0, recited_after=0)[0] == VERIFIED
-        and judge_counts(2, 2, 1, recited_after=0, twins=2)[0] == NOT_VERIFIED
-    )
-    assert judge_counts(2, 2, 0, recited_after=0, twins=2) == (
-        INCONCLUSIVE,
-        "2 of its records are also held by records that stay",
-    )
+    assert thresholds.judge(RequestRecords(recited, twins=1)).outcome == NOT_VERIFIED
+    ended = ExchangeCounts(before=2, after=0)
+    assert thresholds.judge(RequestCounts(2, 0, ended)).outcome == VERIFIED
+    assert thresholds.judge(RequestCounts(2, 1, ended, twins=2)).outcome == NOT_VERIFIED
+    held = thresholds.judge(RequestCounts(2, 0, ended, twins=2))
+    assert (held.outcome, held.why) == (INCONCLUSIVE, "2 of its records are also held by records that stay")
 
 
 ROWS = [

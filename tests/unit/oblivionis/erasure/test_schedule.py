@@ -13,7 +13,7 @@ from oblivionis.erasure.ledger import Ledger, NoRequests, Schedule
 from oblivionis.erasure.record_holders import Holdings, SimulatedRequests
 from oblivionis.erasure.request import Request, RequestError
 from oblivionis.erasure.schedule import about_subject, policy_of, read_schedule
-from oblivionis.erasure.verification_rules import Judgement
+from oblivionis.erasure.verification_rules import Judgement, Thresholds
 
 
 def corpus_of(subjects):
@@ -26,6 +26,7 @@ def corpus_of(subjects):
 CORPUS = corpus_of(["Mara Voss", "Ivo Lind", "mara  voss", "Ada Roy", "Ivo Lind", "Mara Voss "])
 SHARES = ((0, 1), (2, 3), (4, 5))
 HELD = Holdings.of(CORPUS, Partition(SHARES, tuple(tuple(f"r{i}" for i in share) for share in SHARES)))
+THRESHOLDS = Thresholds(0.5, 1.0, 0.5)
 
 
 def write(tmp_path, *lines):
@@ -35,7 +36,7 @@ def write(tmp_path, *lines):
 
 
 def source(policy, tmp_path, last_round=9):
-    return SimulatedRequests(policy, Ledger(tmp_path / "requests.jsonl"), HELD, 0.5, last_round)
+    return SimulatedRequests(policy, Ledger(tmp_path / "requests.jsonl"), HELD, THRESHOLDS, last_round)
 
 
 # -- subjects ------------------------------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ def test_what_the_exchange_made_of_the_model_is_noted_for_what_it_served(tmp_pat
     ledger.served("done", 2)
     ledger.verified("done", 2, Judgement("verified", "", 0.1), 0.5)
     ledger.served("now", 2)
-    found = SimulatedRequests(NoRequests(), ledger, HELD, 0.5, 9, again=1)
+    found = SimulatedRequests(NoRequests(), ledger, HELD, THRESHOLDS, 9, again=1)
     (again,) = found.again(2)
     found.served_again(again, 2, {})
     found.applied(2, "a" * 64, "b" * 64)
@@ -368,5 +369,5 @@ def test_what_was_served_comes_again_after_1_2_4_rounds_and_in_the_last_one(tmp_
     for round in range(1, 9):
         ledger.submit(Request(f"r{round}", 0, (f"x{round}",), round))
         ledger.served(f"r{round}", round)
-    found = SimulatedRequests(NoRequests(), ledger, HELD, 0.5, last, again=5)
+    found = SimulatedRequests(NoRequests(), ledger, HELD, THRESHOLDS, last, again=5)
     assert [r.request_id for r in found.again(server_round)] == [f"r{server_round - age}" for age in ages]

@@ -20,6 +20,7 @@ from oblivionis.erasure.query_schema import Question, SessionOutcome, WireError,
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.request import RequestError
 from oblivionis.erasure.unlearn_messages import accept
+from oblivionis.erasure.verification_rules import Thresholds
 from strategies import message_keys
 from strategies.rounds.nodes import NodeMap
 
@@ -49,7 +50,7 @@ class Federation:
         self.ledger = Ledger(self.home / "run" / "requests.jsonl")
         self.source = SealedRequests(
             self.ledger,
-            0.5,
+            Thresholds(0.5, 1.0, 0.5),
             last_round=3,
             run=RUN,
             nodes=self.nodes,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.reports import make_run
 
+from oblivionis.erasure.verification_evidence import RecordEvidence
 from oblivionis.erasure.verification_records import exchanges, judgement_of, records_of, seen_by_oracle
-from oblivionis.erasure.verification_rules import RecordEvidence
 from oblivionis.files import write_json
 
 

@@ -1,11 +1,24 @@
 """What may be said of a request: by hand-made evidence, and by trying every combination of it."""
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 
-from oblivionis.erasure.verification_rules import (
+from oblivionis.config.schema import Certificate, Requests
+from oblivionis.erasure.verification_evidence import (
     ESTIMATED,
+    RETRAINED,
+    WRONG_ANSWERS,
+    Exchange,
+    ExchangeCounts,
+    Likelihood,
+    RecordEvidence,
+    RequestCounts,
+    RequestRecords,
+)
+from oblivionis.erasure.verification_rules import (
     INCONCLUSIVE,
     LEAST_UNITS,
     MEANING,
@@ -13,23 +26,32 @@ from oblivionis.erasure.verification_rules import (
     NOT_VERIFIED,
     OUTCOMES,
     OVER_UNLEARNED,
-    RETRAINED,
     VERIFIED,
-    WRONG_ANSWERS,
-    Exchange,
-    Likelihood,
-    RecordEvidence,
-    ended,
+    Thresholds,
     far_likelier,
-    judge_counts,
-    judge_exchange_counts,
-    judge_exchanges,
-    judge_record,
-    judge_request,
-    verdict_against_oracle,
 )
 
 LIMIT = 0.5
+THRESHOLDS = Thresholds(LIMIT, 1.0, 0.5)
+
+
+def judge(records, *, min_testable=1.0, **more):
+    return Thresholds(LIMIT, min_testable, 0.5).judge(RequestRecords(dict(records), **more))
+
+
+def judge_exchanges(records, *, min_testable=1.0):
+    return Thresholds(LIMIT, min_testable, 0.5).judge_exchanges(RequestRecords(dict(records)))
+
+
+def judge_counts(records, before, recited, after, *, min_testable=1.0, **more):
+    exchange = ExchangeCounts(before, after, more.pop("known", None), more.pop("left", None))
+    found = Thresholds(LIMIT, min_testable, 0.5).judge(RequestCounts(records, recited, exchange, **more))
+    assert found.records == {} and found.recall == 0.0
+    return found.outcome, found.why
+
+
+def numbered(records):
+    return {str(i): record for i, record in enumerate(records)}
 
 
 def exchange(before=1.0, after=0.1, known=0.9, left=0.1, reference=None, beside=""):
@@ -76,7 +98,7 @@ NOTHING_DONE = record(exchange(1.0, 1.0, 0.74, 0.74), final=0.222)
     ],
 )
 def test_one_record(found, outcome):
-    assert judge_record(found, LIMIT)[0] == outcome
+    assert THRESHOLDS.judge_record(found)[0] == outcome
 
 
 @pytest.mark.parametrize(
@@ -86,19 +108,24 @@ def test_one_record(found, outcome):
         ([GONE, RECITED], {}, NOT_VERIFIED, "recites 1 of 2"),
         ([GONE, NEVER], {}, INCONCLUSIVE, "1 of 2 verified"),
         ([NEVER, RecordEvidence(9, 0.0)], {}, INCONCLUSIVE, "none of 2 verified; of the others, mostly: "),
-        ([GONE, NEVER], {"least_testable": 0.5}, VERIFIED, "did not recite it before"),
-        ([GONE, NEVER, NEVER], {"least_testable": 0.5}, INCONCLUSIVE, "1 of 3 verified"),
-        ([NEVER], {"least_testable": 0.01}, NOT_TESTABLE, "did not recite it before"),
+        ([GONE, NEVER], {"min_testable": 0.5}, VERIFIED, "did not recite it before"),
+        ([GONE, NEVER, NEVER], {"min_testable": 0.5}, INCONCLUSIVE, "1 of 3 verified"),
+        ([NEVER], {"min_testable": 0.01}, NOT_TESTABLE, "did not recite it before"),
         ([SHORT, SHORT], {}, NOT_TESTABLE, "measurable words"),
-        ([GONE], {"doubt": "ruined"}, INCONCLUSIVE, "ruined"),
-        ([RECITED], {"doubt": "ruined"}, NOT_VERIFIED, "recites"),
+        ([GONE], {"inconclusive_reason": "ruined"}, INCONCLUSIVE, "ruined"),
+        ([RECITED], {"inconclusive_reason": "ruined"}, NOT_VERIFIED, "recites"),
         ([NOTHING_DONE], {}, NOT_VERIFIED, "right after the exchange its record was still recited"),
-        ([NOTHING_DONE, GONE], {"doubt": "ruined"}, NOT_VERIFIED, "right after the exchange 1 of 2 were still recited"),
+        (
+            [NOTHING_DONE, GONE],
+            {"inconclusive_reason": "ruined"},
+            NOT_VERIFIED,
+            "right after the exchange 1 of 2 were still recited",
+        ),
         ([RECITED, NOTHING_DONE], {}, NOT_VERIFIED, "the final model recites 1 of 2"),
     ],
 )
 def test_a_request(records, more, outcome, why):
-    found = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT, **more)
+    found = judge(numbered(records), **more)
     assert found.outcome == outcome and why in found.why
     assert found.recall == pytest.approx(sum(r.final for r in records) / len(records))
 
@@ -125,21 +152,22 @@ def beside_oracle(left, final, known=0.9, count=7):
 )
 def test_a_request_beside_the_retrained_model(records, outcome, why):
     """Seven differences of one sign have the p-value 2^-7, below 0.01; six have 2^-6, and tell nothing of the mean."""
-    found = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT)
+    found = judge(numbered(records))
     assert found.outcome == outcome and why in found.why
-    doubted = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT, doubt="ruined")
+    doubted = judge(numbered(records), inconclusive_reason="ruined")
     assert doubted.outcome == (NOT_VERIFIED if why.startswith("right after the exchange the") else INCONCLUSIVE)
 
 
 def test_the_word_beside_the_retrained_model_asks_that_model_alone():
     estimated = [record(Exchange(1.0, 0.1, 0.9, Likelihood(0.9, 0.1, ESTIMATED)))] * 7
-    assert (
-        verdict_against_oracle(estimated, final=False)
-        == ""
-        == verdict_against_oracle([RecordEvidence(9, 0.0)] * 7, final=True)
-    )
-    assert verdict_against_oracle([*beside_oracle(0.9, 0.0)[:6], *estimated], final=False) == ""
-    assert verdict_against_oracle(beside_oracle(0.9, 0.0), final=True) == OVER_UNLEARNED
+    for records in (estimated, [*beside_oracle(0.9, 0.2)[:6], *estimated]):
+        found = judge(numbered(records))
+        assert (found.outcome, found.knows) == (INCONCLUSIVE, "") and judge_exchanges(numbered(records))[0] != VERIFIED
+    assert judge(numbered([RecordEvidence(9, 0.0)] * 7)).knows == ""
+    assert judge(numbered(beside_oracle(0.2, 0.2))).knows == ""
+    for left in (0.2, 0.9):
+        assert judge(numbered(beside_oracle(left, 0.0))).knows == OVER_UNLEARNED
+        assert judge(numbered(beside_oracle(left, 0.9))).knows == NOT_VERIFIED
 
 
 @pytest.mark.parametrize(
@@ -165,13 +193,15 @@ def test_an_answer_that_an_exchange_left_far_likelier_is_not_forgotten_whatever_
     """0.74 right after the exchange, 0.33 once training went on, 0.2 in a model that never saw it."""
     for beside in (RETRAINED, ESTIMATED, WRONG_ANSWERS):
         left = record(exchange(1.0, 0.4, 0.74, 0.74, 0.2, beside), likelihood=Likelihood(0.33, 0.2, beside))
-        assert judge_record(left, LIMIT)[0] == INCONCLUSIVE and beside in judge_record(left, LIMIT)[1]
-        found = judge_request({"a": left, "b": GONE}, limit=LIMIT, least_testable=0.5)
+        assert THRESHOLDS.judge_record(left)[0] == INCONCLUSIVE and beside in THRESHOLDS.judge_record(left)[1]
+        found = judge({"a": left, "b": GONE}, min_testable=0.5)
         assert found.outcome == INCONCLUSIVE and "1 of 2 records: right after its exchange" in found.why
         untested = record(exchange(0.0, 0.0, 0.74, 0.74, 0.2, beside), final=0.0, before=0.1)
-        assert judge_record(untested, LIMIT)[0] == INCONCLUSIVE, "recitation tells nothing of it, its likelihood does"
+        assert THRESHOLDS.judge_record(untested)[0] == INCONCLUSIVE, (
+            "recitation tells nothing of it, its likelihood does"
+        )
     came_back = record(exchange(1.0, 0.1, 0.74, 0.2, 0.2), likelihood=Likelihood(0.7, 0.2, RETRAINED))
-    assert judge_record(came_back, LIMIT) == (
+    assert THRESHOLDS.judge_record(came_back) == (
         INCONCLUSIVE,
         "in the final model its answer is still far likelier than in the retrained model",
     )
@@ -193,22 +223,37 @@ def test_an_answer_that_an_exchange_left_far_likelier_is_not_forgotten_whatever_
 )
 def test_what_the_exchanges_did_whatever_the_final_model_knows(exchanges, outcome, why):
     for final in (0.0, 1.0):
-        found = judge_exchanges({"a": record(*exchanges, final=final)}, limit=LIMIT)
+        found = judge_exchanges({"a": record(*exchanges, final=final)})
         assert found[0] == outcome and why in found[1]
 
 
 def test_what_the_exchanges_did_of_several_records():
     of = {"a": GONE, "b": NEVER}
-    assert judge_exchanges(of, limit=LIMIT)[0] == INCONCLUSIVE
-    assert judge_exchanges(of, limit=LIMIT, least_testable=0.5)[0] == VERIFIED
+    assert judge_exchanges(of)[0] == INCONCLUSIVE
+    assert judge_exchanges(of, min_testable=0.5)[0] == VERIFIED
     likely = record(exchange(1.0, 0.1, 0.9, 0.9, 0.2))
-    assert judge_exchanges({"a": GONE, "b": likely}, limit=LIMIT, least_testable=0.5)[0] == INCONCLUSIVE
-    known = dict(enumerate(beside_oracle(0.41, 0.2)))
-    assert judge_exchanges({str(i): r for i, r in known.items()}, limit=LIMIT)[0] == NOT_VERIFIED
+    assert judge_exchanges({"a": GONE, "b": likely}, min_testable=0.5)[0] == INCONCLUSIVE
+    assert judge_exchanges(numbered(beside_oracle(0.41, 0.2)))[0] == NOT_VERIFIED
     oracle = record(exchange(1.0, 0.9), oracle=0.9)
-    assert judge_exchanges({"a": oracle}, limit=LIMIT)[0] == INCONCLUSIVE, "a model that never saw it says as much"
-    assert ended([exchange(0.51, 0.5)], LIMIT) and not ended([exchange(0.5, 0.5)], LIMIT)
-    assert not ended([exchange(0.51, 0.51)], LIMIT)
+    assert judge_exchanges({"a": oracle})[0] == INCONCLUSIVE, "a model that never saw it says as much"
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "done"),
+    [
+        ((), False),
+        ((exchange(0.51, 0.5),), True),
+        ((exchange(0.5, 0.5),), False),
+        ((exchange(0.51, 0.51),), False),
+        ((exchange(1.0, 0.6), exchange(0.6, 0.1)), True),
+        ((exchange(1.0, 0.1), exchange(0.6, 0.6)), False),
+        ((exchange(1.0, 0.1), exchange(0.1, 0.1)), True),
+        ((exchange(1.0, 0.1, 0.9, 0.9, 0.2),), False),
+        ((exchange(1.0, 0.1, 0.9, 0.9, 0.2), exchange(0.1, 0.1, 0.9, 0.2, 0.2)), True),
+    ],
+)
+def test_a_record_is_served_again_until_an_exchange_did_what_it_should(exchanges, done):
+    assert THRESHOLDS.is_done(exchanges) is done
 
 
 @pytest.mark.parametrize(
@@ -226,7 +271,9 @@ def test_what_the_exchanges_did_of_several_records():
     ],
 )
 def test_what_an_exchange_did_by_numbers_of_records(before, after, outcome):
-    assert judge_exchange_counts(before, after)[0] == outcome
+    left = Likelihood(after["prob"], after.get("expected"), ESTIMATED) if "prob" in after else None
+    counts = ExchangeCounts(before.get("recited"), after.get("recited"), before.get("prob"), left)
+    assert THRESHOLDS.judge_exchanges(counts)[0] == outcome
 
 
 def test_verified_takes_every_record_and_nothing_against_it():
@@ -234,7 +281,7 @@ def test_verified_takes_every_record_and_nothing_against_it():
     kinds = [GONE, RECITED, NEVER, SHORT, NOTHING_DONE]
     for records in itertools.product(kinds, repeat=3):
         for doubt in ("", "ruined"):
-            found = judge_request({str(i): r for i, r in enumerate(records)}, limit=LIMIT, doubt=doubt)
+            found = judge(numbered(records), inconclusive_reason=doubt)
             assert found.outcome in OUTCOMES and found.why
             assert (found.outcome == VERIFIED) == (all(r is GONE for r in records) and not doubt)
             assert (found.outcome == NOT_VERIFIED) == (RECITED in records or NOTHING_DONE in records)
@@ -259,14 +306,13 @@ def test_by_numbers_of_records_as_by_the_records():
             sum(r.final > LIMIT for r in long),
         )
         for least in (1.0, 0.5):
-            told = {"untestable": records.count("short"), "least_testable": least}
-            outcome, why = judge_counts(3, before, final, recited_after=after, **told)
-            expected = judge_request({str(i): r for i, r in enumerate(of)}, limit=LIMIT, least_testable=least)
+            outcome, why = judge_counts(3, before, final, after, short=records.count("short"), min_testable=least)
+            expected = judge(numbered(of), min_testable=least)
             assert outcome == expected.outcome and why, (records, least)
 
 
 @pytest.mark.parametrize(
-    ("records", "before", "untestable", "outcome", "why"),
+    ("records", "before", "short", "outcome", "why"),
     [
         (1, 1, 0, VERIFIED, "its record was recited before, and is not any more"),
         (4, 4, 0, VERIFIED, "all 4 records were recited before, none is any more"),
@@ -276,24 +322,39 @@ def test_by_numbers_of_records_as_by_the_records():
         (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 3 words"),
     ],
 )
-def test_numbers_of_records_in_words(records, before, untestable, outcome, why):
-    told = {"untestable": untestable, "least_testable": 0.75}
-    assert judge_counts(records, before, 0, recited_after=0, **told) == (outcome, why)
+def test_numbers_of_records_in_words(records, before, short, outcome, why):
+    assert judge_counts(records, before, 0, 0, short=short, min_testable=0.75) == (outcome, why)
 
 
 def test_without_numbers_from_before_and_right_after_nothing_is_verified():
-    assert judge_counts(2, None, 0, recited_after=0)[0] == INCONCLUSIVE
-    assert judge_counts(2, 2, 0, recited_after=None)[0] == INCONCLUSIVE
-    assert judge_counts(2, 0, 0, recited_after=None)[0] == NOT_TESTABLE
-    assert judge_counts(2, 2, 0, recited_after=0, doubt="ruined") == (INCONCLUSIVE, "ruined")
-    assert judge_counts(2, 2, 1, recited_after=0, doubt="ruined")[0] == NOT_VERIFIED
-    assert judge_counts(2, 2, 0, recited_after=1, doubt="ruined") == (
+    assert judge_counts(2, None, 0, 0)[0] == INCONCLUSIVE
+    assert judge_counts(2, 2, 0, None)[0] == INCONCLUSIVE
+    assert judge_counts(2, 0, 0, None)[0] == NOT_TESTABLE
+    assert judge_counts(2, 2, 0, 0, inconclusive_reason="ruined") == (INCONCLUSIVE, "ruined")
+    assert judge_counts(2, 2, 1, 0, inconclusive_reason="ruined")[0] == NOT_VERIFIED
+    assert judge_counts(2, 2, 0, 1, inconclusive_reason="ruined") == (
         NOT_VERIFIED,
         "right after the exchange 1 of 2 were still recited",
     )
-    assert judge_counts(2, 2, 0, recited_after=0, likely="likely") == (INCONCLUSIVE, "likely")
-    assert judge_counts(2, 2, 1, recited_after=0, likely="likely")[0] == NOT_VERIFIED
-    assert judge_counts(2, 2, 0, recited_after=0, likely="likely", twins=1)[1] != "likely"
+
+
+def test_answers_that_are_in_the_mean_far_likelier_are_not_verified_by_numbers_of_records():
+    far, near = (Likelihood(prob, 0.2, ESTIMATED) for prob in (0.74, 0.33))
+    likely = "far likelier than in a model that never saw it, by the estimate of calibrated forgetting"
+    assert judge_counts(2, 2, 0, 0, known=0.74, left=far) == (
+        INCONCLUSIVE,
+        f"right after the exchange their answers are still {likely}",
+    )
+    assert judge_counts(2, 2, 0, 0, known=0.74, left=near, likelihood=far) == (
+        INCONCLUSIVE,
+        f"in the final model their answers are still {likely}",
+    )
+    assert judge_counts(2, 2, 0, 0, known=0.74, left=near, likelihood=near)[0] == VERIFIED
+    assert judge_counts(2, 2, 0, 0, left=far)[0] == VERIFIED, "what was known before is not"
+    assert judge_counts(2, 2, 1, 0, known=0.74, left=far)[0] == NOT_VERIFIED
+    assert judge_counts(2, 2, 0, 0, known=0.74, left=far, twins=1)[1] == (
+        "1 of its records is also held by records that stay"
+    )
 
 
 @pytest.mark.parametrize(("share", "verified", "records"), [(0.07, 7, 100), (0.28, 7, 25), (0.14, 7, 50)])
@@ -301,8 +362,53 @@ def test_a_share_that_is_just_reached_is_enough(share, verified, records):
     """0.07 · 100 is 7.000000000000001 in floating point."""
     assert share * records > verified
     of = {str(i): GONE if i < verified else NEVER for i in range(records)}
-    assert judge_request(of, limit=LIMIT, least_testable=share).outcome == VERIFIED
-    assert judge_counts(records, verified, 0, recited_after=0, least_testable=share)[0] == VERIFIED
+    assert judge(of, min_testable=share).outcome == VERIFIED
+    assert judge_counts(records, verified, 0, 0, min_testable=share)[0] == VERIFIED
     of["0"] = NEVER
-    assert judge_request(of, limit=LIMIT, least_testable=share).outcome == INCONCLUSIVE
-    assert judge_counts(records, verified - 1, 0, recited_after=0, least_testable=share)[0] == INCONCLUSIVE
+    assert judge(of, min_testable=share).outcome == INCONCLUSIVE
+    assert judge_counts(records, verified - 1, 0, 0, min_testable=share)[0] == INCONCLUSIVE
+
+
+# -- the thresholds themselves -----------------------------------------------------------------------------------
+
+
+def test_thresholds_are_those_of_the_configuration_and_a_certificate_has_its_own_limit_on_recall():
+    settings = Requests(verify_max_rouge=0.4, verify_min_testable=0.7, verify_min_utility=0.9)
+    assert Thresholds.of(settings) == Thresholds(0.4, 0.7, 0.9, min_units=3, max_distance=100.0)
+    assert Thresholds.of(settings, Certificate(max_rouge=0.3)) == Thresholds(0.3, 0.7, 0.9)
+
+
+def test_what_is_recited_and_what_is_too_short_is_counted_over_the_same_records():
+    units = {"a": 2, "b": 3, "c": 9, "d": 9}
+    recalls = {"a": 1.0, "b": 0.51, "c": 0.5, "d": 0.0, "another": 1.0}
+    assert THRESHOLDS.count(units, recalls) == (1, 1)
+    assert Thresholds(LIMIT, 1.0, 0.5, min_units=1).count(units, recalls) == (2, 0)
+    assert THRESHOLDS.judge_record(record(*ENDED, units=2))[1] == "its answer has fewer than 3 measurable words"
+
+
+BEFORE = {"model_utility": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("failed", "metrics", "before", "why"),
+    [
+        ({}, {"model_utility": 0.4}, BEFORE, ""),
+        ({}, {"model_utility": 0.39}, BEFORE, "below 0.5"),
+        ({}, {"model_utility": 0.0}, BEFORE, "below 0.5"),
+        ({}, {"model_utility": math.nan}, BEFORE, "no number"),
+        ({}, {}, BEFORE, "no number"),
+        ({"tofu": "inf"}, {"model_utility": 0.8}, BEFORE, "tofu failed"),
+        ({}, {"retain_prob": 0.1}, {"model_utility": 0.0, "retain_prob": 0.9}, "retain_prob"),
+        ({}, {"model_utility": 0.1}, {}, ""),
+    ],
+)
+def test_a_ruined_model_is_told(failed, metrics, before, why):
+    found = THRESHOLDS.ruined(failed, metrics, before)
+    assert (why in found) if why else found == ""
+
+
+@pytest.mark.parametrize(("value", "why"), [(1e30, "times their own norm"), (math.inf, "not finite"), (1.5, "")])
+def test_weights_that_cannot_be(value, why):
+    start = np.ones(4, np.float32)
+    found = THRESHOLDS.displaced(np.full(4, value, np.float32), start)
+    assert (why in found) if why else found == ""

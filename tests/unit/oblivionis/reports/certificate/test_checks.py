@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from oblivionis.config.schema import Certificate
+from oblivionis.config.schema import Certificate, Requests
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.reports.certificate.checks import (
     FAIL,
     INCONCLUSIVE,
@@ -23,6 +24,14 @@ from oblivionis.reports.certificate.checks import (
     overall,
     run_checks,
 )
+
+THRESHOLDS = Thresholds.of(Requests())
+
+
+def checks_of(found, settings=None, least_testable=1.0):
+    settings = settings or Certificate()
+    thresholds = Thresholds.of(Requests(verify_min_testable=least_testable), settings)
+    return run_checks(found, settings, thresholds)
 
 
 def leakage(upper, lower, samples=128, alpha=0.01, **more):
@@ -95,7 +104,7 @@ AVOIDED = {"prob": 0.01, "reference": 0.2, "compared_with": "the retrained model
     ],
 )
 def test_rouge(found, result, why):
-    check = check_rouge(found, 0.5)
+    check = check_rouge(found, THRESHOLDS)
     assert check.result == result and why in check.why
 
 
@@ -127,7 +136,7 @@ def evidence(**more):
     ],
 )
 def test_nothing_else_than_the_requests_own_records_in_a_sound_model_passes(found, result, check):
-    checks = run_checks(found, Certificate())
+    checks = checks_of(found)
     assert overall(checks) == result
     if check:
         assert next(c.name for c in checks if c.required and c.result == result) == check
@@ -280,13 +289,13 @@ def test_the_worst_attack_is_named_with_its_largest_recall():
 def test_what_the_exchange_did_counts_whatever_is_required():
     """Only `leakage` is asked for: what training made of the record later is no sign that its exchange did anything."""
     settings = Certificate(required=["leakage"])
-    assert overall(run_checks(evidence(judgement=judged(0.0, before=0.1)), settings)) == PASS
+    assert overall(checks_of(evidence(judgement=judged(0.0, before=0.1)), settings)) == PASS
     for exchanges, result in (([exchange(1.0, 1.0)], FAIL), ([exchange(0.2, 0.2)], INCONCLUSIVE), ([], INCONCLUSIVE)):
-        assert overall(run_checks(evidence(judgement=judged(0.0, exchanges=exchanges)), settings)) == result
+        assert overall(checks_of(evidence(judgement=judged(0.0, exchanges=exchanges)), settings)) == result
     half = judged(0.0, count=1)
     half["records"]["faded"] = {**half["records"]["r0"], "exchanges": [exchange(0.2, 0.2)]}
-    assert check_exchange({"judgement": half}, 0.5).result == INCONCLUSIVE
-    assert check_exchange({"judgement": half}, 0.5, 0.5).result == PASS
+    assert check_exchange({"judgement": half}, THRESHOLDS).result == INCONCLUSIVE
+    assert check_exchange({"judgement": half}, Thresholds(0.5, 0.5, 0.5)).result == PASS
 
 
 def test_what_an_exchange_did_by_the_clients_own_numbers():
@@ -294,11 +303,11 @@ def test_what_an_exchange_did_by_the_clients_own_numbers():
         "before": {"recited": 2.0, "rouge": 1.0, "prob": 0.74},
         "after": {"recited": 0.0, "rouge": 0.1, "prob": 0.2},
     }
-    check = check_exchange({"judgement": {}, **told}, 0.5)
+    check = check_exchange({"judgement": {}, **told}, THRESHOLDS)
     assert check.result == PASS
     assert check.figure == {"rouge before": 1.0, "rouge right after": 0.1, "prob before": 0.74, "prob right after": 0.2}
     for after, result in (({"recited": 1.0}, FAIL), ({}, INCONCLUSIVE), (None, INCONCLUSIVE)):
-        assert check_exchange({"judgement": {}, **told, "after": after}, 0.5).result == result
+        assert check_exchange({"judgement": {}, **told, "after": after}, THRESHOLDS).result == result
 
 
 def test_records_that_no_part_of_the_certificate_names():
@@ -311,7 +320,7 @@ def test_records_that_no_part_of_the_certificate_names():
 
 
 def by_name(found, settings=None, least_testable=1.0):
-    return {check.name: check for check in run_checks(found, settings or Certificate(), least_testable)}
+    return {check.name: check for check in checks_of(found, settings, least_testable)}
 
 
 def test_each_check_has_its_own_limit():
