@@ -50,6 +50,7 @@ from oblivionis.erasure.records_on_node import (
 from oblivionis.erasure.standing_demands import hold_back
 from oblivionis.erasure.unlearn_messages import Demand, DemandError, accept, forget_set, read_demands
 from oblivionis.errors import ClientError, OblivionisError
+from oblivionis.runtime import client_process
 from strategies import message_keys
 from strategies.privacy.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma
 from strategies.secure import stage_keys
@@ -351,7 +352,7 @@ class Task:
         self._packed: ArrayRecord | None = None
         self.node = node_folder(context.node_config, self.message_config, self.client)
         self._guard = Guard.of(context.node_config, self.client, kind)
-        self._simulated = self._guard is None and _in_ray()
+        self._simulated = self._guard is None and _simulated()
         if self._guard is not None:
             self._guard.check_settings(self.text("settings"), self.text(message_keys.RUN))
             self._guard.count()
@@ -728,10 +729,10 @@ class Task:
         return _say(self._message, answer)
 
 
-def _in_ray() -> bool:
-    """Whether this is one of the processes in which Flower simulates clients: a SuperNode's is none."""
+def _simulated() -> bool:
+    """Whether this is a process of a simulation, this program's or Flower's own on Ray: a SuperNode's is none."""
     ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
+    return client_process.simulated() or (ray is not None and ray.is_initialized())
 
 
 def _partition(context: Context) -> int:
