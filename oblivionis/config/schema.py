@@ -1402,14 +1402,6 @@ class Federation:
             at_least=1,
         ),
     )
-    engine: str = field(
-        default="process",
-        metadata=about(
-            "What simulates clients: processes of this machine, or actors of Ray, as always with "
-            "`federation.ray_address`. The results are the same to the last bit.",
-            choices=("process", "ray"),
-        ),
-    )
     ray_address: str | None = field(
         default=None,
         metadata=about(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import platform
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -12,43 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oblivionis.errors import RunError, RunFailed
+from oblivionis.errors import RunError
 from oblivionis.server import ray_runtime
 from oblivionis.version import __version__
 
 _KEY = "federation.ray_address"
-_ENVIRONMENT = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_worker_niceness": "0",
-}
 _REACH_S, _ANSWER_S = 10.0, 120.0
 T = TypeVar("T")
-
-
-@contextmanager
-def own_cluster(cpus: float, gpus: int, warn: Callable[[str], None]) -> Iterator[None]:
-    """A Ray of our own on this machine, with room for actors that reserve `cpus` cores in all.
-
-    `warn` is told where others may reach it. RunFailed where it does not start.
-    """
-    for key, value in _ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
-    if not ray_runtime.keep_to_this_machine():
-        warn(
-            "Ray was imported before this run: other machines may reach it and run code; set "
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 and RAY_AUTH_MODE=token before the program starts"
-        )
-    settings = {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False, "logging_level": logging.ERROR}
-    with ExitStack() as inside:
-        try:
-            inside.enter_context(ray_runtime.running(address="local", log_to_driver=False, **settings))
-        except Exception as error:  # Ray raises plain ones
-            reason = str(error).strip().partition(". ")[0] or type(error).__name__
-            raise RunFailed(f"Ray did not start ({reason}): is the machine, its memory or its /tmp full?") from error
-        yield
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServe
         try:
             if forks is None:
                 forks = inside.enter_context(client_fork_server(config))
-            clients, cores = _clients(config, run, events, forks, inside)
+            clients, cores = _clients(config, run, forks, inside)
             grid = inside.enter_context(simulation_grid(clients, config.federation.clients, cores))
         except OSError as error:
             raise RunFailed(f"the client processes did not start: {error}") from error
@@ -91,27 +91,23 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServe
 
 
 def _clients(
-    config: Config, run: RunDirectory, events: Events, forks: ForkServer, inside: ExitStack
+    config: Config, run: RunDirectory, forks: ForkServer, inside: ExitStack
 ) -> tuple[Sequence[ClientProcess], int | None]:
     """As many client processes as cores and GPUs allow, and no more than clients take part in a round.
 
     And how many of them may unlearn at once, where that is fewer. OSError where they cannot start.
     """
     federation, machine = config.federation, Machine.here()
-    if federation.engine == "process" and federation.ray_address is None:
+    if federation.ray_address is None:
         count = max(1, client_processes(config, machine))
         by_cores = max(1, machine.cpus // federation.client_cpus) if federation.client_gpus == 0 else None
         share = {"gpus": machine.gpus, "share": federation.client_gpus}
         return inside.enter_context(processes.client_processes(forks, CLIENT_APP, count, **share)), by_cores
     from oblivionis.runtime import ray_actors
-    from oblivionis.server.ray_cluster import cluster, own_cluster
+    from oblivionis.server.ray_cluster import cluster
 
     cpus, gpus = float(federation.client_cpus), federation.client_gpus
-    if federation.ray_address is None:
-        wanted = max(1, client_processes(config, machine)) * cpus
-        inside.enter_context(own_cluster(wanted, machine.gpus, events.warning))
-    else:
-        inside.enter_context(cluster(federation.ray_address, run.path))
+    inside.enter_context(cluster(federation.ray_address, run.path))
     count = max(1, min(ray_actors.room(cpus, gpus), participants(config)))
     return inside.enter_context(ray_actors.client_actors(CLIENT_APP, count, cpus=cpus, gpus=gpus)), None
 

@@ -9,7 +9,7 @@ import pytest
 from support.processes import (
     MARK,
     PROJECT,
-    WITHOUT_RAY,
+    IN_ONE_PROCESS,
     environment,
     free_ports,
     listening,
@@ -38,7 +38,7 @@ def command(tmp_path):
         one.end()
 
 
-HERE = {"OBLIVIONIS_TEST_PATCH": WITHOUT_RAY}
+HERE = {"OBLIVIONIS_TEST_PATCH": IN_ONE_PROCESS}
 
 
 def simulation(command, tmp_path, name, *more, **variables):

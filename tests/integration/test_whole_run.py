@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from support.processes import WITHOUT_RAY, listening, reached_from_elsewhere
+from support.processes import IN_ONE_PROCESS, listening, reached_from_elsewhere
 from support.simulations import RUN, Command, numbers
 
 from oblivionis.server import forked_workers
@@ -62,6 +62,6 @@ def test_no_process_of_a_run_can_be_reached_from_another_machine(whole):
 
 
 def test_the_in_process_grid_of_other_tests_computes_the_same(whole, tmp_path):
-    running = Command(tmp_path, "simulate", *RUN, f"output={tmp_path}", "name=here", OBLIVIONIS_TEST_PATCH=WITHOUT_RAY)
+    running = Command(tmp_path, "simulate", *RUN, f"output={tmp_path}", "name=here", OBLIVIONIS_TEST_PATCH=IN_ONE_PROCESS)
     assert running.finish() == 0, running.output
     assert numbers(tmp_path / "here") == whole[0]

@@ -15,8 +15,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 MARK = "OBLIVIONIS_TEST_MARK"
 FORKED = "OBLIVIONIS_TEST_FORKED"
 """In the environment of what `forks.py` forked; whoever handed over to it has the same command line."""
-WITHOUT_RAY = PROJECT / "tests" / "support" / "without_ray.py"
-"""Runs first in commands (`OBLIVIONIS_TEST_PATCH`), so that their simulations begin no Ray."""
+IN_ONE_PROCESS = PROJECT / "tests" / "support" / "in_one_process.py"
+"""Runs first in commands (`OBLIVIONIS_TEST_PATCH`), so that their simulations begin no process."""
 
 
 def environment(**more):
