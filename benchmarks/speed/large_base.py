@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.model_shapes import LLAMA_3_2_1B
 from oblivionis.models import loading
+from oblivionis.runtime.processes import NAME
 
 OFF = ("leakage.samples=0", "leakage.full_samples=0", "ruler.enabled=false", "wikimem.enabled=false")
 SETTINGS = [
@@ -35,7 +36,6 @@ SETTINGS = [
     *("evaluation.fluency.enabled=false", *(f"evaluation.{key}" for key in OFF)),
 ]
 EVERY_S = 0.5
-CLIENT = "ray::ClientAppActor"
 
 
 def make(folder: Path, dtype: torch.dtype) -> None:
@@ -55,8 +55,7 @@ def held(process: psutil.Process) -> dict[str, int]:
     found = {"server": 0, "clients": 0, "processes": 0}
     for each in [process, *process.children(recursive=True)]:
         try:
-            name = " ".join(each.cmdline())
-            if each.pid != process.pid and not name.startswith(CLIENT):
+            if each.pid != process.pid and each.name() != NAME:
                 continue
             size = each.memory_full_info().pss
         except psutil.Error:

@@ -44,15 +44,16 @@ class ForkServer:
         self._ended: dict[int, int] = {}
         self._alive: set[int] = set()
 
-    def fork(self, function: str, environment: Mapping[str, str] | None = None) -> Forked:
+    def fork(self, function: str, name: str, environment: Mapping[str, str] | None = None) -> Forked:
         """Fork a process that calls `function`, as "module:name", with its end of a channel.
 
-        environment: variables that it has besides this process's own. OSError where the fork server has ended, or there
+        name: what `ps -o comm` shows, at most 15 characters; environment: variables that it has besides this process's
+        own. OSError where the fork server has ended, or there
         is no memory for another process.
         """
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
-            self._control.send((function, {**os.environ, **(environment or {})}, os.getcwd()))
+            self._control.send((function, name, {**os.environ, **(environment or {})}, os.getcwd()))
             socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
             pid = self._answer()
         if pid == 0:
@@ -169,7 +170,7 @@ def serve(end: socket.socket, modules: Sequence[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _become(function: str, environment: Mapping[str, str], folder: str, channel: int) -> None:
+def _become(function: str, name: str, environment: Mapping[str, str], folder: str, channel: int) -> None:
     """In the child: be the process that was asked for, and end."""
     code = 1
     try:
@@ -179,12 +180,14 @@ def _become(function: str, environment: Mapping[str, str], folder: str, channel:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked, which ends this one
         os.dup2(channel, 3)
         os.closerange(4, 1 << 12)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
+        for variable in os.environ.keys() - environment.keys():
+            del os.environ[variable]
         os.environ.update(environment)
         os.chdir(folder)
-        module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)(Channel(socket.socket(fileno=3)))
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(name)
+        module, _, attribute = function.partition(":")
+        getattr(importlib.import_module(module), attribute)(Channel(socket.socket(fileno=3)))
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # who asked has ended

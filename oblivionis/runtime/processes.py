@@ -18,6 +18,7 @@ ADVICE = (
     "If memory is short, let fewer clients run at a time with a larger federation.client_cpus and "
     "federation.client_processes=1"
 )
+NAME = "client process"
 _SERVE = "oblivionis.runtime.client_process:serve"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -27,7 +28,7 @@ class ForkedClient(ClientProcess):
 
     def __init__(self, forks: ForkServer, app: str, devices: str | None) -> None:
         self._forks, self._ended = forks, False
-        self._forked: Forked = forks.fork(_SERVE, {} if devices is None else {_VISIBLE: devices})
+        self._forked: Forked = forks.fork(_SERVE, NAME, {} if devices is None else {_VISIBLE: devices})
         self._forked.channel.send(app)
 
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:

@@ -86,7 +86,7 @@ def second_evaluator(config: Config, forks: ForkServer, events: Events) -> Itera
         return
     process = None
     with suppress(OSError):
-        process = forks.fork(f"{__name__}:serve")
+        process = forks.fork(f"{__name__}:serve", "evaluator")
         process.channel.send((configuration.to_yaml(config), there))
     try:
         yield None if process is None else SecondEvaluator(process.channel, here, there, events)

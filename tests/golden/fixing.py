@@ -1,8 +1,8 @@
 """What makes two runs of one program differ, fixed from outside: clock, the system's random numbers, keys, processes.
 
 Of the program's own names only those are here by which a simulation begins its clients, since golden runs compare
-across renames: the others are Python's and cryptography's. The clock and random numbers are told apart by who asks: a caller whose file
-lies in the tree that is recorded gets fixed ones.
+across renames: the others are Python's and cryptography's. The clock and random numbers are told apart by who asks: a
+caller whose file lies in the tree that is recorded gets fixed ones.
 """
 
 from __future__ import annotations

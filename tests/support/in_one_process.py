@@ -1,4 +1,4 @@
-"""Runs first in commands that a test starts: their simulations compute on the in-process grid, without client processes.
+"""Runs first in commands that a test starts: their simulations begin no client processes.
 
     environment(OBLIVIONIS_TEST_PATCH=in_one_process.__file__)
 

@@ -27,12 +27,12 @@ def environment(**more):
 
 
 def marked(value, name="", **variables):
-    """Live processes with the mark `value`, these variables and `name` in their command, whoever their parent is."""
+    """Live processes with the mark `value`, these variables and `name` in their name or command, whoever began them."""
     found = []
     for process in psutil.process_iter():
         try:
             wanted = {MARK: str(value), **variables}.items() <= process.environ().items()
-            if wanted and name in " ".join(process.cmdline()):
+            if wanted and (name in process.name() or name in " ".join(process.cmdline())):
                 found.append(process)
         except psutil.Error:
             continue
