@@ -13,6 +13,7 @@ from flwr.app import Context, Message
 from oblivionis.runtime.client_process import Raised
 from oblivionis.runtime.fork_server import Forked, ForkServer
 from oblivionis.runtime.simulation_grid import ClientProcess, ClientProcessDied
+from strategies.exact_shares import parts_in
 
 ADVICE = (
     "If memory is short, let fewer clients run at a time with a larger federation.client_cpus and "
@@ -71,6 +72,6 @@ def devices(number: int, gpus: int, share: float) -> str:
     """The GPUs of client process `number`, from 0, as CUDA reads them: `share` of one each, or so many whole ones."""
     names = os.environ[_VISIBLE].split(",") if os.environ.get(_VISIBLE) else [str(gpu) for gpu in range(gpus)]
     if share < 1:
-        return names[number // int(1 / share) % len(names)]
+        return names[number // parts_in(1, share) % len(names)]
     whole = int(share)
     return ",".join(names[(number * whole + i) % len(names)] for i in range(whole))
