@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oblivionis.api.leakage import LeakageBounds, leakage_bounds
     from oblivionis.api.models import ModelLike, Rows, load_model
     from oblivionis.api.runs import Run, simulate
+    from oblivionis.api.simulation import simulated_clients
     from oblivionis.config.problems import ConfigError
     from oblivionis.data.errors import DataError
     from oblivionis.data.tokenize import PromptTemplate
@@ -50,6 +51,7 @@ __all__ = [
     "losses",
     "ruler",
     "simulate",
+    "simulated_clients",
     "wikimem",
 ]
 _HOMES = {
@@ -58,6 +60,7 @@ _HOMES = {
     "oblivionis.api.leakage": ("LeakageBounds", "leakage_bounds"),
     "oblivionis.api.models": ("ModelLike", "Rows", "load_model"),
     "oblivionis.api.runs": ("Run", "simulate"),
+    "oblivionis.api.simulation": ("simulated_clients",),
     "oblivionis.config.problems": ("ConfigError",),
     "oblivionis.data.errors": ("DataError",),
     "oblivionis.data.tokenize": ("PromptTemplate",),

@@ -24,6 +24,7 @@ from flwr.supercore import log
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
+    "CLIENT_APP_RAISED",
     "NODE_UNAVAILABLE",
     "SUPERLINK_NODE_ID",
     "AggregationError",
@@ -45,6 +46,8 @@ __all__ = [
     "valid_replies",
 ]
 
+CLIENT_APP_RAISED: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+"""Flower's error code for a ClientApp that raised an exception."""
 NODE_UNAVAILABLE: int = ErrorCode.NODE_UNAVAILABLE
 """Flower's error code for a node that stopped answering."""
 

@@ -50,7 +50,6 @@ class Deprecations(logging.Handler):
     """What transformers, peft and Flower log of features that they are going to remove."""
 
     LEAVING = re.compile("deprecated|will be removed", re.IGNORECASE)
-    KNOWN = re.compile("run_simulation", re.IGNORECASE)
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -58,7 +57,7 @@ class Deprecations(logging.Handler):
 
     def emit(self, record):
         text = record.getMessage()
-        if self.LEAVING.search(text) and not self.KNOWN.search(text):
+        if self.LEAVING.search(text):
             self.found.append(text)
 
 

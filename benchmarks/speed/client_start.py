@@ -2,56 +2,63 @@
 
     python -m benchmarks.speed.client_start
 
-Seconds, by the processor and by the clock, of a process that begins as Ray's workers begin, on Linux; what Ray does in
-it is not counted.
+Seconds by the processor and by the clock, on Linux.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import importlib
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from oblivionis.server import forked_workers
-from oblivionis.server.forked_workers import OF_CLIENTS
+from oblivionis.runtime.fork_server import ForkServer, fork_server
+from oblivionis.runtime.processes import NAME
+from oblivionis.runtime.transfer import Channel
+from oblivionis.server.client_fork_server import OF_CLIENTS, VARIABLES
 
-BEGAN = "OBLIVIONIS_CLIENT_START"
-"""A variable of the environment: when the process was asked for."""
-WORKER = f"""
-import importlib, json, os, time
-told = {{}}
-for what, names in (("Ray's and Flower's modules", ("ray", "flwr.simulation")), ("in all", {OF_CLIENTS!r})):
-    for name in names:
+HERE = "benchmarks.speed.client_start"
+PLAIN = f"from {HERE} import load, spent; load(); print(spent())"
+
+
+def load() -> None:
+    """Import what a client needs."""
+    for name in OF_CLIENTS:
         importlib.import_module(name)
-    told[what] = time.process_time(), time.monotonic() - float(os.environ["{BEGAN}"])
-print(json.dumps(told))
-"""
 
 
-def measured(environment: dict[str, str]) -> dict[str, tuple[float, float]]:
-    """Processor seconds, and seconds since it was asked for, of a worker process when so much was imported."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "worker.py"
-        script.write_text(WORKER)
-        command = [sys.executable, forked_workers.__file__, str(script), f"{forked_workers.LANGUAGE}PYTHON"]
-        environment = {**environment, BEGAN: str(time.monotonic())}
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def spent() -> float:
+    """Processor seconds of this process."""
+    return time.process_time()
+
+
+def answer(channel: Channel) -> None:
+    """What a forked process does: say how long it has computed."""
+    load()
+    channel.send(spent())
+
+
+def forked(forks: ForkServer) -> tuple[float, float]:
+    """Processor seconds, and seconds since it was asked for, of a forked process that has what a client needs."""
+    began = time.monotonic()
+    process = forks.fork(f"{HERE}:answer", NAME)
+    return process.channel.receive(), time.monotonic() - began
+
+
+def plain() -> tuple[float, float]:
+    """The same of a Python process that was started for it."""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", PLAIN], check=True, capture_output=True, text=True)
+    return float(done.stdout), time.monotonic() - began
 
 
 def main() -> None:
-    plain = measured({**os.environ})
-    with forked_workers.fork_server(1, OF_CLIENTS) as address, forked_workers.forked(address):
-        measured({**os.environ})  # waits until the process that is forked has all
-        forked = measured({**os.environ})
-    print("| processor, clock | plain | forked |\n| --- | ---: | ---: |")
-    for name in plain:
-        cells = (f"{processor:.1f} s, {clock:.1f} s" for processor, clock in (plain[name], forked[name]))
-        print(f"| {name} | {' | '.join(cells)} |")
+    with fork_server(OF_CLIENTS, VARIABLES) as forks:
+        forked(forks)  # waits until the process that is forked has all
+        rows = {"plain": plain(), "forked": forked(forks)}
+    print("| process | processor | clock |\n| --- | ---: | ---: |")
+    for name, (processor, clock) in rows.items():
+        print(f"| {name} | {processor:.2f} s | {clock:.2f} s |")
 
 
 if __name__ == "__main__":

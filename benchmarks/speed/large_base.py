@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from benchmarks.model_shapes import LLAMA_3_2_1B
 from oblivionis.config.extension_traits import defaults
 from oblivionis.models import loading
+from oblivionis.runtime.processes import NAME
 
 OFF = ("leakage.samples=0", "leakage.full_samples=0", "ruler.enabled=false", "wikimem.enabled=false")
 SETTINGS = [
@@ -37,7 +38,6 @@ SETTINGS = [
     *(f"evaluation.{key}" for key in OFF),
 ]
 EVERY_S = 0.5
-CLIENT = "ray::ClientAppActor"
 
 
 def make(folder: Path, dtype: torch.dtype) -> None:
@@ -57,8 +57,7 @@ def held(process: psutil.Process) -> dict[str, int]:
     found = {"server": 0, "clients": 0, "processes": 0}
     for each in [process, *process.children(recursive=True)]:
         try:
-            name = " ".join(each.cmdline())
-            if each.pid != process.pid and not name.startswith(CLIENT):
+            if each.pid != process.pid and each.name() != NAME:
                 continue
             size = each.memory_full_info().pss
         except psutil.Error:

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +32,7 @@ from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
 from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_mend
+from oblivionis.server.client_fork_server import client_fork_server
 from oblivionis.version import __version__
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from oblivionis.data.subjects import Subjects
     from oblivionis.measures.assessor import Measured
     from oblivionis.runs.directory import RunDirectory
+    from oblivionis.runtime.fork_server import ForkServer
 
 COMMANDS = "oblivionis.commands"
 """Entry points of packages above this one, Typer groups or commands: `bench` and `tune` come from `benchmarks`."""
@@ -241,7 +242,7 @@ def _simulated(
         permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
         run = None
-    with _forks(config) as forks:
+    with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
         check_before_run(config, console, new=run is None)
         if run is None:
             run = RunDirectory.create(Path(config.output), config.name)
@@ -251,16 +252,7 @@ def _simulated(
     return run, config
 
 
-def _forks(config: Config) -> AbstractContextManager[str | None]:
-    """A fork server that loads what clients need while this process loads what it needs itself, if it has to."""
-    from oblivionis.server.forked_workers import fork_server, libraries_of_clients
-
-    if config.federation.ray_address is not None or "torch" in sys.modules:
-        return nullcontext()
-    return fork_server(config.federation.client_cpus, libraries_of_clients())
-
-
-def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, new: bool) -> None:
+def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: ForkServer, *, new: bool) -> None:
     """Simulate, and say how to go on where it breaks off."""
     with run.lock():
         hint = stopping.hint = f"continue with: {resuming(run.path, config)}"
@@ -290,7 +282,7 @@ def check_before_run(config: Config, console: Console, *, new: bool) -> None:
     preflight(config, console)
 
 
-def start_simulation(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None) -> None:
+def start_simulation(config: Config, run: RunDirectory, console: Console, told: str, forks: ForkServer) -> None:
     """Run a simulation, show how it goes, and write the run's page."""
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.progress import for_console

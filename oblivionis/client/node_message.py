@@ -15,6 +15,7 @@ from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.records_on_node import DATA_NODES, NODE_DIR, NODES_DIR, node_folder
 from oblivionis.erasure.unlearn_messages import Demand, read_demands
 from oblivionis.errors import ClientError
+from oblivionis.runtime import client_process
 from strategies import message_keys
 from strategies.secure import stage_keys
 from strategies.secure.client import Participant
@@ -59,9 +60,9 @@ class NodeMessage:
 
     @property
     def simulated(self) -> bool:
-        """Whether the client is simulated by Flower, in a process of Ray's; a SuperNode's process is none."""
+        """Whether this is a process of a simulation, this program's or Flower's own on Ray; a SuperNode's is none."""
         ray = sys.modules.get("ray")
-        return self.guard is None and ray is not None and ray.is_initialized()
+        return self.guard is None and (client_process.simulated() or (ray is not None and ray.is_initialized()))
 
     @property
     def sealed(self) -> bool:

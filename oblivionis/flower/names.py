@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-ACTOR = "ClientAppActor"
-"""What Flower calls the Ray actors in which simulated clients run."""
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

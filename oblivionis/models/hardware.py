@@ -69,7 +69,8 @@ def client_processes(config: Config, machine: Machine) -> int:
     federation = config.federation
     fitting = max(federation.client_processes, machine.cpus // federation.client_cpus)
     if federation.client_gpus > 0:
-        fitting = min(fitting, parts_in(machine.gpus, federation.client_gpus))
+        share = federation.client_gpus
+        fitting = min(fitting, machine.gpus * parts_in(1, share) if share < 1 else parts_in(machine.gpus, share))
     return min(fitting, participants(config))
 
 

@@ -3,8 +3,8 @@
 Sizes come from the model's configuration file; activations from a pass without numbers (`oblivionis.models.dry_run`)
 over the largest batch that configuration and records allow: made of the longest records, or, where only the clients
 have them, of records of `model.max_length` tokens that are all answer. Counted are weights, adapters with gradient and
-AdamW's moments, activations, the cache of generation, copies of what travels, and the libraries. Not counted: Ray's own
-processes, and what allocators keep between blocks.
+AdamW's moments, activations, the cache of generation, copies of what travels, and the libraries. Not counted:
+what allocators keep between blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oblivionis.models.shared_weights import shareable_bytes
 from strategies.exact_shares import parts_in
 
 LIBRARIES = 550_000_000
-"""RAM of a process that has imported torch, transformers, peft, Flower and Ray, its share of what several have in
+"""RAM of a process that has imported torch, transformers, peft and Flower, its share of what several have in
 common (measured on a CPU: 585 MB while a client trains the embedded model)."""
 GPU_LIBRARIES = 600_000_000
 """GPU memory of a process's CUDA context and kernels (a usual value, not measured here)."""
@@ -198,7 +198,7 @@ def _records_at_once(config: Config) -> int:
 
 
 def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:
-    """Processes on the first GPU: all of them unless Ray gives each its share."""
+    """Processes on the first GPU: all of them unless each has its share."""
     if machine.gpus == 0 or not uses_gpu(config, machine):
         return 0
     share = config.federation.client_gpus

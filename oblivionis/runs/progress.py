@@ -145,7 +145,7 @@ class _Following(Events):
     def where(self) -> str:
         """Stage and round, as a line begins with."""
         unit = "client" if self.stage == "local" else "round"
-        before = "base model" if self.doing else "starting Flower and Ray"
+        before = "base model" if self.doing else "starting"
         return f"[{self.stage}] {unit} {self._round}/{self._total}" if self.stage else before
 
 
@@ -287,7 +287,7 @@ class LiveEvents(_Following):
             TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
         )
-        self._all = self._progress.add_task("whole run", total=sum(rounds.values()), state="starting Flower and Ray")
+        self._all = self._progress.add_task("whole run", total=sum(rounds.values()), state="starting")
         self._task = self._all
         self._advised = False
         self._progress.start()

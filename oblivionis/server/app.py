@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -19,7 +18,7 @@ from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.config.extension_traits import own_loss
 from oblivionis.config.schema import Config
 from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
-from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
+from oblivionis.flower.grids import HttpGrid, InMemoryGrid
 from oblivionis.measures.assessor import RemoteEvaluator
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html import run_page as html_report
@@ -28,6 +27,7 @@ from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.failed_evaluators import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
+from oblivionis.runtime.simulation_grid import SimulationGrid
 from oblivionis.server.held_reply_workaround import NudgingGrid
 from oblivionis.server.run_context import Server
 from oblivionis.server.stages import run_stages
@@ -146,11 +146,9 @@ def serve(
     """
     artifact_binding.require_intact(run)
     registered = registrations() if isinstance(grid, HttpGrid) else None
-    roster, watched = None, None
+    simulated, roster = _simulated(grid), grid.partitions if isinstance(grid, SimulationGrid) else None
     if isinstance(grid, InMemoryGrid):
-        deliver_by_node(grid)
-        roster, watched = partial(partitions, grid), WatchedGrid(grid)
-    grid = grid if watched is None else watched
+        grid = WatchedGrid(grid)
     if isinstance(grid, HttpGrid):
         grid = NudgingGrid(grid)
     if config.federation.churn:
@@ -158,13 +156,16 @@ def serve(
     stoppable = StoppableGrid(grid, stop, events.arrived)
     server = Server(
         *(config, stoppable, run, events, stop, registered),
-        simulated=watched is not None,
+        simulated=simulated,
         roster=roster,
         elsewhere=elsewhere,
     )
-    if watched is not None:
-        watched.partition = server.nodes.partition
     run_stages(server)
+
+
+def _simulated(grid: Grid) -> bool:
+    """Whether the clients are simulated ones, by this program or by Flower's own engine."""
+    return isinstance(grid, SimulationGrid | InMemoryGrid)
 
 
 def registrations() -> list[Path]:

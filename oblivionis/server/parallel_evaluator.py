@@ -1,18 +1,15 @@
 """A second process that measures at the same time as the server's: a pass of a small model keeps one core busy.
 
-It is forked from the process that client processes are forked from, so that it has the libraries at once, runs this
-file as a script, assembles the model for itself, and measures each global model that it is sent by `MOVED`'s
-evaluators while the server's own process runs the others.
+It is forked from the process that client processes are forked from, so that it has the libraries at once, assembles the
+model for itself, and measures each global model that it is sent by `MOVED`'s evaluators while the server's own process
+runs the others.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.connection import Connection
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -28,14 +25,13 @@ from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.hardware import Machine, server_threads
 from oblivionis.runs.progress import Events
-from oblivionis.server import forked_workers
+from oblivionis.runtime.fork_server import ForkServer
+from oblivionis.runtime.transfer import Channel
 
 logger = logging.getLogger(__name__)
 
 MOVED = {False: ("leakage",), True: ("wikimem",)}
 """After a round and at a stage's end: about half of the seconds of the embedded default's evaluation."""
-_LOOK_S = 0.1
-"""Between two looks for an answer: an interruption is heard between them."""
 
 
 class SecondEvaluator:
@@ -44,8 +40,8 @@ class SecondEvaluator:
     here, there: the threads that measure in each of the two.
     """
 
-    def __init__(self, connection: Connection, here: int, there: int, events: Events) -> None:
-        self._connection, self._here, self._there, self._events = connection, here, there, events
+    def __init__(self, channel: Channel, here: int, there: int, events: Events) -> None:
+        self._channel, self._here, self._there, self._events = channel, here, there, events
         self._asked, self._lost = 0, False
 
     def begin(self, vector: np.ndarray, *, full: bool) -> frozenset[str]:
@@ -53,7 +49,7 @@ class SecondEvaluator:
             return frozenset()
         self._asked += 1
         try:
-            self._connection.send((self._asked, vector, full))
+            self._channel.send((self._asked, vector, full))
         except OSError:
             self._lose()
             return frozenset()
@@ -64,9 +60,7 @@ class SecondEvaluator:
         try:
             answered, found = 0, None
             while answered < self._asked:  # answers that an evaluation which was broken off did not wait for
-                while not self._connection.poll(_LOOK_S):
-                    pass
-                answered, found = self._connection.recv()
+                answered, found = self._channel.receive()
         except (OSError, EOFError):
             self._lose()
             return None
@@ -84,27 +78,26 @@ class SecondEvaluator:
 
 
 @contextmanager
-def second_evaluator(config: Config, address: str | None, events: Events) -> Iterator[SecondEvaluator | None]:
-    """The process, forked by the fork server at `address`; None where there shall be none, or nobody forks."""
+def second_evaluator(config: Config, forks: ForkServer, events: Events) -> Iterator[SecondEvaluator | None]:
+    """The process, forked by `forks`; None where there shall be none, or it does not begin."""
     here, there = server_threads(config, Machine.here())
-    if there == 0 or address is None:
+    if there == 0:
         yield None
         return
-    ours, theirs = socket.socketpair()
-    with ExitStack() as stack:
-        mine, found = stack.enter_context(Connection(ours.detach())), None
-        with suppress(OSError):
-            with theirs, open(os.devnull, "r+b") as nothing:
-                files = [theirs.fileno(), nothing.fileno(), nothing.fileno()]
-                stack.enter_context(forked_workers.script(address, [__file__], files))
-            mine.send((configuration.to_yaml(config), there))
-            found = SecondEvaluator(mine, here, there, events)
-        yield found
+    process = None
+    with suppress(OSError):
+        process = forks.fork(f"{__name__}:serve", "evaluator")
+        process.channel.send((configuration.to_yaml(config), there))
+    try:
+        yield None if process is None else SecondEvaluator(process.channel, here, there, events)
+    finally:
+        if process is not None:
+            forks.kill(process.pid)
 
 
-def _serve(connection: Connection) -> None:
+def serve(channel: Channel) -> None:
     """Measure what is sent until nobody is left to send."""
-    settings, threads = connection.recv()
+    settings, threads = channel.receive()
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     config = configuration.from_yaml(settings)
@@ -112,15 +105,10 @@ def _serve(connection: Connection) -> None:
     names = sorted({name for moved in MOVED.values() for name in moved})
     assessor = Assessor(assembled, corpus_of(config), config, assembled.flat.numpy(), names)
     while True:
-        number, vector, full = connection.recv()
+        number, vector, full = channel.receive()
         found: Any
         try:
             found = assessor.measure(vector, full=full, names=MOVED[full]).report
         except (OblivionisError, EvaluationError) as error:
             found = error
-        connection.send((number, found))
-
-
-if __name__ == "__main__":
-    with suppress(EOFError, OSError):
-        _serve(Connection(os.dup(0)))
+        channel.send((number, found))

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 _REPAIR_S = 0.02
-
-
-def keep_to_this_machine() -> bool:
-    """Have a Ray that is started here listen on the loopback address only, and ask for a token of this process: who
-    reaches an open Ray runs code as its user. False where it is too late: Ray reads this when it is imported.
-    """
-    if "ray" in sys.modules:
-        return os.environ.get("RAY_AUTH_MODE") == "token"
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray's name for this, on every system
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    return True
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What makes two runs of one program differ, fixed from outside: clock, the system's random numbers, keys, processes.
 
-Nothing of the program's own is named here, since that is what golden runs compare across renames: the names are those
-of Python, cryptography, Flower and Ray. The clock and random numbers are told apart by who asks: a caller whose file
-lies in the tree that is recorded gets fixed ones.
+Of the program's own names only those are here by which a simulation begins its clients, since golden runs compare
+across renames: the others are Python's and cryptography's. The clock and random numbers are told apart by who asks: a
+caller whose file lies in the tree that is recorded gets fixed ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -165,11 +166,11 @@ def _file_headers() -> None:
 
 
 def _one_process(node_dirs: Path | None, broken: Broken | None) -> None:
-    """Flower's simulation runs the clients here, Ray never starts, and other Python processes end at once."""
-    import flwr.simulation
-    import ray
-    from flwr.app import Context, RecordDict
+    """Simulated clients run here, one after another, and other Python processes end at once."""
     from support.inprocess import InProcessGrid
+
+    from oblivionis.client.app import app
+    from oblivionis.server import simulation
 
     class Grid(InProcessGrid):
         def push_messages(self, messages: Any) -> Any:
@@ -177,20 +178,21 @@ def _one_process(node_dirs: Path | None, broken: Broken | None) -> None:
                 broken.check()
             return super().push_messages(messages)
 
-    def run_simulation(server_app: Any, client_app: Any, num_supernodes: int, **_: Any) -> None:
-        grid = Grid(client_app, num_supernodes)
+    @contextmanager
+    def simulation_grid(processes: Any, clients: int, cores: int | None) -> Iterator[Grid]:
+        grid = Grid(app, clients)
         for context in grid.contexts.values():
             if node_dirs is not None:
                 context.node_config["node-dir"] = str(node_dirs / f"node{context.node_config['partition-id']}")
-        server_app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}))
+        yield grid
 
     begin = subprocess.Popen.__init__
 
     def instead(self: Any, args: Any, *others: Any, **settings: Any) -> None:
         begin(self, ["true"] if isinstance(args, list) and args[0] == sys.executable else args, *others, **settings)
 
-    flwr.simulation.run_simulation = run_simulation
-    ray.init = ray.shutdown = lambda **_: None
+    simulation.simulation_grid = simulation_grid
+    simulation.processes.client_processes = lambda *_, **__: nullcontext([])
     subprocess.Popen.__init__ = instead
 
 

@@ -156,8 +156,8 @@ def _fixed(case: Case, number: int, step: Step, arguments: list[str], screen: Pa
         time.tzset()
         broken = None if step.broken_off is None else fixing.Broken(Path(LEDGER).absolute(), step.broken_off)
         nodes = Path("nodes").absolute() if case.own_folders else None
-        fixing.everything(tree, f"{case.name}/{number}", 60.0 * number, nodes, broken)
         sys.path.insert(0, str(tree))
+        fixing.everything(tree, f"{case.name}/{number}", 60.0 * number, nodes, broken)
         sys.argv[:] = ["oblivionis", *arguments]
         from oblivionis.cli.main import main
 

@@ -19,9 +19,9 @@ def two_machines():
 
 
 def clients_of(machines):
-    """Where the cluster's processes write: the files of those that were Flower's client actors."""
+    """Where the cluster's processes write: the files of those that were client actors."""
     logs = Path(machines.head_node.get_session_dir_path()) / "logs"
-    return [path for path in logs.glob("worker-*.out") if "ClientAppActor" in path.read_text(errors="replace")]
+    return [path for path in logs.glob("worker-*.out") if "ClientAppHost" in path.read_text(errors="replace")]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from support import stubborn_evaluation
 from support.commands import call, in_process
 from support.faulty_runs import child, dies_writing, ended, new_run, outcome, play
-from support.processes import WITHOUT_RAY, until
+from support.processes import IN_ONE_PROCESS, until
 from support.simulations import Command
 
 from oblivionis.chain import check_chain
@@ -196,7 +196,7 @@ def test_two_that_resume_at_once(undisturbed, tmp_path):
 def test_a_stop_during_an_evaluation(undisturbed, tmp_path, kind, signals):
     """Also where the evaluation has threads that go on computing, and processes of its own, and hears nothing."""
     run, mark = new_run(tmp_path, "stopped"), tmp_path / "evaluating"
-    patches = os.pathsep.join([str(WITHOUT_RAY), stubborn_evaluation.__file__])
+    patches = os.pathsep.join([str(IN_ONE_PROCESS), stubborn_evaluation.__file__])
     told = {"OBLIVIONIS_TEST_EVALUATING": mark, "OBLIVIONIS_TEST_EVALUATION": kind, "OBLIVIONIS_TEST_PATCH": patches}
     running = Command(tmp_path, "simulate", "--resume", run.path, **told)
     try:

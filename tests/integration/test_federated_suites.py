@@ -18,7 +18,7 @@ import pytest
 import yaml
 from support import fake_slurm
 from support.commands import call
-from support.processes import WITHOUT_RAY, until
+from support.processes import IN_ONE_PROCESS, until
 from support.ray_cluster import two_machines
 from support.tutorials import follow
 
@@ -33,10 +33,10 @@ from oblivionis.models.hardware import usable_cpus
 
 
 @pytest.fixture(scope="module", autouse=True)
-def without_ray():
+def in_one_process():
     """The runs of a suite are processes of their own, but begin no Ray."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OBLIVIONIS_TEST_PATCH", str(WITHOUT_RAY))
+        patch.setenv("OBLIVIONIS_TEST_PATCH", str(IN_ONE_PROCESS))
         yield
 
 
@@ -233,7 +233,7 @@ def simulations(processes):
 def test_on_a_ray_cluster_neither_a_stop_nor_a_lost_machine_changes_a_row(finished, tmp_path, monkeypatch):
     folder, _ = finished
     output = tmp_path / "out"
-    monkeypatch.setenv("OBLIVIONIS_TEST_PATCH", str(WITHOUT_RAY.with_name("without_ray_in_runs.py")))
+    monkeypatch.setenv("OBLIVIONIS_TEST_PATCH", str(IN_ONE_PROCESS.with_name("in_one_process_runs.py")))
     with two_machines(num_cpus=CORES, memory=8 * 10**9) as (machines, second):
         where = ["--ray-address", machines.address, "--cpus", str(CORES)]
         process = start(output, *where)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import without_ray
+from support import in_one_process
 
 from benchmarks.gpu import cuda_tests, kit_parts, pack, smollm2, unpack
 from benchmarks.gpu.__main__ import main
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of a run in which only SmolLM2's place is taken by the smallest experiment, without Ray."""
     made = tmp_path_factory.mktemp("kit")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OBLIVIONIS_TEST_PATCH", without_ray.__file__)
+        patch.setenv("OBLIVIONIS_TEST_PATCH", in_one_process.__file__)
         assert main([*TINY, "--out", str(made)]) == 0
     return made
 

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 from support.processes import (
+    IN_ONE_PROCESS,
     MARK,
     PROJECT,
-    WITHOUT_RAY,
     environment,
     free_ports,
     listening,
@@ -20,6 +20,7 @@ from support.processes import (
 from support.simulations import RUN, RUN_S, SMALL, START_S, STOP_S, Command, completed, numbers, reach
 
 from oblivionis.deploy import hub
+from oblivionis.runtime.processes import NAME
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def command(tmp_path):
         one.end()
 
 
-HERE = {"OBLIVIONIS_TEST_PATCH": WITHOUT_RAY}
+HERE = {"OBLIVIONIS_TEST_PATCH": IN_ONE_PROCESS}
 
 
 def simulation(command, tmp_path, name, *more, **variables):
@@ -48,7 +49,7 @@ def simulation(command, tmp_path, name, *more, **variables):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """What an uninterrupted run computes: those of `test_whole_run` say that Ray computes the same."""
+    """What an uninterrupted run computes: those of `test_whole_run` say that client processes compute the same."""
     folder = tmp_path_factory.mktemp("reference")
     running = Command(folder, "simulate", *RUN, f"output={folder}", "name=whole", **HERE)
     assert running.finish() == 0, running.output
@@ -57,7 +58,7 @@ def reference(tmp_path_factory):
 
 def a_client_dies(running, run):
     reach(running, run, "finetune", 1)
-    running.descendants("ray::ClientAppActor")[0].kill()
+    running.descendants(NAME)[0].kill()
     assert running.finish(2 * STOP_S) == 1, running.output
     assert re.search(r"process of client \d died: it was killed", running.output), running.output
     assert f"oblivionis simulate --resume {run}" in running.output
@@ -87,7 +88,7 @@ def measured_by_the_newest_checkpoint(run):
 
 
 def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_path, reference):
-    """The first two under Ray, the others on the in-process grid: `test_whole_run` has a whole run under Ray."""
+    """The first with client processes, as in `test_whole_run`, the others on the in-process grid."""
     running, run = simulation(command, tmp_path, "broken")
     before = b""
     for happens, grid in ((a_client_dies, {}), (ctrl_c, HERE), (the_server_is_killed, HERE)):
@@ -104,14 +105,13 @@ def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_ray_starts(command, tmp_path, number):
-    """SIGTERM, too, is the command's own: Ray answers it with a stack trace."""
+def test_a_signal_while_clients_start(command, tmp_path, number):
     running, run = simulation(command, tmp_path, "early")
-    assert until(lambda: running.descendants("gcs_server"), START_S)
+    assert until(lambda: running.descendants(NAME), START_S)
     running.process.send_signal(number)
     assert running.finish(2 * STOP_S) == 130, running.output
     assert f"oblivionis simulate --resume {run}" in running.output
-    assert "Traceback" not in running.output and "received at time" not in running.output
+    assert "Traceback" not in running.output
     assert running.leaves_nothing(), running.descendants()
 
 

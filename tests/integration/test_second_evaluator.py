@@ -1,9 +1,10 @@
 """A second process that measures beside the server's: the same numbers, and none are lost with it."""
 
 import contextlib
+import signal
+import socket
 import sys
 import threading
-from multiprocessing import Pipe
 
 import numpy as np
 import psutil
@@ -20,9 +21,10 @@ from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.hardware import Machine, server_threads
 from oblivionis.runs.progress import Events
-from oblivionis.server.forked_workers import fork_server
+from oblivionis.runtime.fork_server import fork_server
+from oblivionis.runtime.transfer import Channel
 from oblivionis.server.parallel_evaluator import MOVED, SecondEvaluator, second_evaluator
-from oblivionis.server.simulation import Stop
+from oblivionis.server.simulation import Stop, ctrl_c
 
 forks = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 CONFIG = configuration.compose("smoke", ["federation.server_threads=2", "evaluation.processes=2"])
@@ -56,8 +58,8 @@ def beside():
     """An assessor alone, one with the second process, the warnings, and two global models."""
     events, draws = Warned(), np.random.default_rng(0)
     with (
-        fork_server(1, ["oblivionis.server.parallel_evaluator"]) as address,
-        second_evaluator(CONFIG, address, events) as second,
+        fork_server(["oblivionis.server.parallel_evaluator"], {}) as server,
+        second_evaluator(CONFIG, server, events) as second,
     ):
         (alone, start), (together, _) = assessor(None), assessor(second)
         yield alone, together, events, [start, start + draws.normal(0, 0.02, start.size).astype(np.float32)]
@@ -98,11 +100,11 @@ def test_some_are_measured_there_and_not_here(beside, monkeypatch):
 @forks
 def test_a_process_that_is_killed_costs_a_warning_and_no_number():
     events, others = Warned(), psutil.Process().children()
-    with fork_server(1, ()) as address, second_evaluator(CONFIG, address, events) as second:
+    with fork_server((), {}) as server, second_evaluator(CONFIG, server, events) as second:
         together, vector = assessor(second)
-        (server,) = {*psutil.Process().children()} - {*others}
-        assert until(server.children, 60)
-        for process in server.children():
+        (parent,) = {*psutil.Process().children()} - {*others}
+        assert until(parent.children, 60)
+        for process in parent.children():
             process.kill()
         found = [together.measure(vector, full=False) for _ in range(2)]
     wanted = assessor(None)[0].measure(vector, full=False)
@@ -120,24 +122,26 @@ def test_where_there_is_none(overrides):
     given = ["evaluation.processes=2", "federation.server_threads=2", *overrides]
     config = configuration.compose("smoke", given)
     assert server_threads(config, Machine(8, 1, 0))[1] == 0
-    with second_evaluator(config, "/nowhere", Warned()) as second:
+    with fork_server((), {}) as server, second_evaluator(config, server, Warned()) as second:
         assert second is None
 
 
 def test_nobody_forks():
-    for address in (None, "/nowhere"):
-        with second_evaluator(CONFIG, address, Warned()) as second:
-            assert second is None
+    with fork_server((), {}) as server:
+        pass
+    with second_evaluator(CONFIG, server, Warned()) as second:
+        assert second is None
 
 
 @contextlib.contextmanager
 def answering(*answers):
     """A process's end whose other end has said these already."""
-    mine, its = Pipe()
-    with mine, its:
-        for answer in answers:
-            its.send(answer)
-        yield SecondEvaluator(mine, 1, 1, Warned())
+    mine, its = map(Channel, socket.socketpair())
+    for answer in answers:
+        its.send(answer)
+    yield SecondEvaluator(mine, 1, 1, Warned())
+    mine.close()
+    its.close()
 
 
 def test_the_answer_to_an_evaluation_that_was_broken_off_is_passed_over():
@@ -165,7 +169,9 @@ def test_a_failure_there_is_told_here(caplog):
 
 def test_whoever_waits_for_it_can_be_stopped():
     stop = Stop()
-    with answering() as second, pytest.raises(RunInterrupted), stop.broken_off():
+    interrupt = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+    with answering() as second, ctrl_c(stop, Warned()), pytest.raises(RunInterrupted), stop.broken_off():
         second.begin(np.zeros(1, np.float32), full=False)
-        threading.Timer(0.2, stop.set).start()
+        interrupt.start()
         second.end()
+    assert stop.is_set()

@@ -1,7 +1,7 @@
 """The tutorials, command by command as they stand in the documents; that of the suites is in their own tests."""
 
 import pytest
-from support.processes import WITHOUT_RAY
+from support.processes import IN_ONE_PROCESS
 from support.tutorials import follow
 
 pytestmark = pytest.mark.integration
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.integration
 
 def test_from_a_demand_to_a_certificate(tmp_path, monkeypatch):
     """Without Ray: `test_whole_run` says that the simulations compute the same."""
-    monkeypatch.setenv("OBLIVIONIS_TEST_PATCH", str(WITHOUT_RAY))
+    monkeypatch.setenv("OBLIVIONIS_TEST_PATCH", str(IN_ONE_PROCESS))
     said = follow("start/erasure.md", tmp_path)
     assert "1 of 1 deletion request verified" in " ".join(said[3].split())
     assert "verified" in said[3].split("report:")[-1], "the hospital's own list"

@@ -15,8 +15,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 MARK = "OBLIVIONIS_TEST_MARK"
 FORKED = "OBLIVIONIS_TEST_FORKED"
 """In the environment of what `forks.py` forked; whoever handed over to it has the same command line."""
-WITHOUT_RAY = PROJECT / "tests" / "support" / "without_ray.py"
-"""Runs first in commands (`OBLIVIONIS_TEST_PATCH`), so that their simulations begin no Ray."""
+IN_ONE_PROCESS = PROJECT / "tests" / "support" / "in_one_process.py"
+"""Runs first in commands (`OBLIVIONIS_TEST_PATCH`), so that their simulations begin no process."""
 
 
 def environment(**more):
@@ -27,12 +27,12 @@ def environment(**more):
 
 
 def marked(value, name="", **variables):
-    """Live processes with the mark `value`, these variables and `name` in their command, whoever their parent is."""
+    """Live processes with the mark `value`, these variables and `name` in their name or command, whoever began them."""
     found = []
     for process in psutil.process_iter():
         try:
             wanted = {MARK: str(value), **variables}.items() <= process.environ().items()
-            if wanted and name in " ".join(process.cmdline()):
+            if wanted and (name in process.name() or name in " ".join(process.cmdline())):
                 found.append(process)
         except psutil.Error:
             continue

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
 ADAPTERS = {
     "strategies/flower_internals.py",
-    *(f"oblivionis/flower/{name}.py" for name in ("grids", "superexec", "fair_scheduling")),
+    *(f"oblivionis/flower/{name}.py" for name in ("grids", "superexec")),
 }
 PRIVATE = ("_message_id", "_src_node_id", "_check_and_log_replies", "_run_id")
 

@@ -1,4 +1,4 @@
-"""FedTU around Flower's stock FedAdam, in a ServerApp and a ClientApp of one's own: least squares on four clients.
+"""FedTU around Flower's stock FedAdam, with a ClientApp of one's own: least squares on four clients.
 
 Ten records of client 3 are wrong. In round 6 it asks to forget them.
 """
@@ -6,14 +6,12 @@ Ten records of client 3 are wrong. In round 6 it asks to forget them.
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam
-from flwr.simulation import run_simulation
 
-from oblivionis import FedTU, RequestList, UnlearnRequest
+from oblivionis import FedTU, RequestList, UnlearnRequest, simulated_clients
 
 TRUTH = np.array([1.0, -2.0, 0.5])
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
 
 
 @client.query()
@@ -45,14 +43,14 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"distance": distance})
 
 
-@server.main()
-def main(grid: Grid, context: Context) -> None:
+def main() -> None:
     wrong = UnlearnRequest("wrong-sensor", node=3, record_ids=tuple(f"3-{i}" for i in range(10)))
     requests = RequestList([(6, wrong)])
     strategy = FedTU(FedAdam(eta=0.5, beta_1=0.5, beta_2=0.9, fraction_evaluate=0.0), requests=requests)
-    strategy.start(grid, ArrayRecord({"weights": Array(np.zeros(3))}), num_rounds=12, evaluate_fn=evaluate)
+    with simulated_clients("fedtu_fedadam:client", 4) as grid:
+        strategy.start(grid, ArrayRecord({"weights": Array(np.zeros(3))}), num_rounds=12, evaluate_fn=evaluate)
     print(f"request served in round {requests.served_in['wrong-sensor']}")
 
 
 if __name__ == "__main__":
-    run_simulation(server_app=server, client_app=client, num_supernodes=4)
+    main()

@@ -95,7 +95,7 @@ def test_where_the_run_is():
     events.measuring("", "likelihoods", 5, 9)
     say(7200.0)
     assert told == [
-        "starting Flower and Ray · 20 s so far",
+        "starting · 20 s so far",
         "base model: evaluating: 3 of 9 likelihoods · 25 s so far",
         "[finetune] round 1/4: FedFT, 1/2 replies · 30 s so far",
         "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far · about 5 min left, evaluations "

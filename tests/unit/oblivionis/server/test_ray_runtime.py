@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -56,34 +55,3 @@ print(*(said for said, _ in calls), *heard)
 def test_signals_are_heard_while_ray_starts_and_ends(case: str, said: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, case], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
-
-
-SEEN = "import os; print(*sorted(name for name in os.environ if name.startswith(('RAY_AUTH', 'RAY_ENABLE'))))"
-
-
-@pytest.mark.parametrize(
-    ("before", "kept", "variables"),
-    [
-        ("", "True", "RAY_AUTH_MODE RAY_AUTH_TOKEN RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"),
-        ("sys.modules['ray'] = sys", "False", ""),
-        ("sys.modules['ray'] = sys; os.environ['RAY_AUTH_MODE'] = 'token'", "True", "RAY_AUTH_MODE"),
-        (
-            "os.environ['RAY_AUTH_TOKEN'] = 'mine'",
-            "True",
-            "RAY_AUTH_MODE RAY_AUTH_TOKEN RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-        ),
-    ],
-)
-def test_what_keeps_ray_to_this_machine_is_set_before_it_is_imported(before, kept, variables):
-    """A Ray that somebody imported earlier has read its environment already: then that is told, and nothing is set."""
-    program = f"""
-import os, sys
-{before}
-from oblivionis.server.ray_runtime import keep_to_this_machine
-print(keep_to_this_machine())
-{SEEN}
-assert os.environ.get("RAY_AUTH_TOKEN", "mine") == "mine" or len(os.environ["RAY_AUTH_TOKEN"]) == 64
-"""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    told = subprocess.run([sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines() == [kept, variables]

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Error
-from support.fedtu_clients import honest
 
 from oblivionis.config.compose import compose
 from oblivionis.server.update_bounds_settings import bounds_of, longest_step, longest_update
-from oblivionis.server.worker_crashes import ActorDied, WatchedGrid
-from strategies.rounds.fedtu import NodeMap
-from strategies.rounds.memory_grid import MemoryGrid
 
 
 @pytest.mark.parametrize(
@@ -68,43 +63,6 @@ def test_where_clients_count_themselves_their_share_is_limited(told, given, shar
     bounds = bounds_of(config, {0: 4, 1: None}.get, 100, told=told)
     assert bounds.max_weight_share == share and bounds.max_update_norm == 10.0
     assert bounds.longest("train", 1, 1.0) == np.inf > bounds.longest("train", 0, 1.0)
-
-
-def test_only_ray_can_say_that_a_worker_died():
-    died = Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
-    grid = MemoryGrid({p: lambda message: died for p in range(2)})
-    dead = []
-    watched = WatchedGrid(grid, lambda: len(dead))
-    messages = watched.push_messages([message_to(1000)])
-    assert [m.error.code for m in watched.pull_messages(messages)] == [0]
-    dead.append("one")
-    messages = watched.push_messages([message_to(1000)])
-    with pytest.raises(ActorDied, match="a worker process died: error 0"):
-        watched.pull_messages(messages)
-    assert WatchedGrid(MemoryGrid({0: honest(0)})).get_node_ids() == [1000]
-    assert list(NodeMap().refresh(WatchedGrid(MemoryGrid({0: honest(0)})))) == [0], "no Ray runs here: nobody is dead"
-
-
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("<class 'ray.exceptions.ActorDiedError'>", "it was killed, crashed or ran out of memory"),
-        (
-            "<class 'ray.exceptions.OutOfMemoryError'>:<'1 worker(s) were killed due to the node running low on "
-            "memory. Memory on the node (IP: 10.0.0.1, ID: ab) was 22.44GB / 23.54GB (0.953070), which exceeds 0.95'>",
-            "Ray ended it because 22.44 of the machine's 23.54 GB were in use",
-        ),
-    ],
-)
-def test_a_dead_worker_is_told_of_in_words(reason, words):
-    told = ActorDied(f"the worker process of client 1 died: error 0: {reason}").as_text()
-    assert told.startswith(f"the worker process of client 1 died: {words}") and "federation.client_cpus" in told
-
-
-def message_to(node):
-    from flwr.app import Message, RecordDict
-
-    return Message(RecordDict(), dst_node_id=node, message_type="train")
 
 
 def test_the_bound_grows_with_the_factor_of_a_task_vector() -> None:

@@ -1,20 +1,21 @@
-"""Runs first in commands that a test starts: their simulations compute on the in-process grid instead of Ray's.
+"""Runs first in commands that a test starts: their simulations begin no client processes.
 
-    environment(OBLIVIONIS_TEST_PATCH=without_ray.__file__)
+    environment(OBLIVIONIS_TEST_PATCH=in_one_process.__file__)
 
 Ctrl-C, SIGTERM and exit codes stay as they are.
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
-if __name__ != "support.without_ray":
+if __name__ != "support.in_one_process":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
     from support.inprocess import InProcessGrid
 
     from oblivionis.client.app import app
-    from oblivionis.server import simulation
+    from oblivionis.server import client_fork_server, simulation
     from oblivionis.server.app import serve
 
     def simulate(config, run, events, forks=None):
@@ -24,4 +25,5 @@ if __name__ != "support.without_ray":
             serve(config, InProcessGrid(app, config.federation.clients), run, events, stop)
 
     simulation.simulate = simulate
+    client_fork_server.client_fork_server = lambda config: nullcontext()
     sys.path.pop(0)

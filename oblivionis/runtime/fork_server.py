@@ -1,0 +1,201 @@
+"""Processes of this machine, forked from one that has the libraries loaded.
+
+Importing torch, transformers and peft takes a process seconds. The fork server, this file as a script, imports them
+once and forks itself for each process that is asked for. It hears by a socket pair that it inherits, so that nobody
+else can ask, and ends, with all that it forked, when the other end is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oblivionis.runtime.transfer import Channel
+
+_ENDS_S = 10.0
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A forked process: what is sent to it, and its id."""
+
+    channel: Channel
+    pid: int
+
+
+class ForkServer:
+    """This process's end. Its methods may be called by several threads."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._socket, self._control = control, Channel(control)
+        self._lock = threading.Lock()
+        self._ended: dict[int, int] = {}
+        self._alive: set[int] = set()
+
+    def fork(self, function: str, name: str, environment: Mapping[str, str] | None = None) -> Forked:
+        """Fork a process that calls `function`, as "module:name", with its end of a channel.
+
+        name: what `ps -o comm` shows, at most 15 characters; environment: variables that it has besides this process's
+        own. OSError where the fork server has ended, or there
+        is no memory for another process.
+        """
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            self._control.send((function, name, {**os.environ, **(environment or {})}, os.getcwd()))
+            socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
+            pid = self._answer()
+        if pid == 0:
+            ours.close()
+            raise OSError("no process can be started: is memory short?")
+        self._alive.add(pid)
+        return Forked(Channel(ours), pid)
+
+    def exit_code(self, pid: int, timeout_s: float = _ENDS_S) -> int | None:
+        """How a process ended: its exit code, or minus the signal's number; None where it has not ended in time."""
+        with self._lock:
+            while pid not in self._ended:
+                ready, _, _ = select.select([self._socket], [], [], timeout_s)
+                if not ready:
+                    return None
+                try:
+                    self._note(self._control.receive())
+                except EOFError:
+                    return None
+            return self._ended[pid]
+
+    def kill(self, pid: int) -> None:
+        """End a process at once; one that has ended is left alone, whoever has its id by now."""
+        if pid not in self._ended:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _answer(self) -> int:
+        """The id of the forked process; processes that end meanwhile are noted."""
+        while True:
+            try:
+                found = self._control.receive()
+            except EOFError:
+                raise OSError("the process that starts the others has ended") from None
+            if isinstance(found, int):
+                return found
+            self._note(found)
+
+    def _note(self, ended: tuple[int, int]) -> None:
+        pid, code = ended
+        self._ended[pid] = code
+        self._alive.discard(pid)
+
+
+@contextlib.contextmanager
+def fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[ForkServer]:
+    """A fork server that imports `modules` first. What it has forked ends with it.
+
+    environment: variables that are set before a library is imported, unless the user has set them.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), *modules],
+            env={**environment, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[theirs.fileno()],
+        )
+    try:
+        yield ForkServer(ours)
+    finally:
+        ours.close()
+        process.terminate()  # it ignores this once it serves, and then ends since the socket is closed
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_ENDS_S)
+        process.kill()
+        process.wait()
+
+
+# -- in the fork server ------------------------------------------------------------------------------------------------
+
+
+def serve(end: socket.socket, modules: Sequence[str]) -> None:
+    """Fork a process for each request until the other end is closed."""
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a child's garbage collector looks at none of this, so that the memory stays shared
+    control, children, ended = Channel(end), set[int](), os.pipe()
+    for number in ended:
+        os.set_blocking(number, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.set_wakeup_fd(ended[1], warn_on_full_buffer=False)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            ready, _, _ = select.select([end, ended[0]], [], [])
+            if ended[0] in ready:
+                os.read(ended[0], 1 << 12)
+                for pid in list(children):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        children.discard(pid)
+                        control.send((pid, os.waitstatus_to_exitcode(status)))
+            if end in ready:
+                request = control.receive()
+                _, (channel, *_), _, _ = socket.recv_fds(end, 1, 1)
+                try:
+                    pid = os.fork()
+                except OSError:
+                    pid = -1
+                if pid == 0:
+                    _become(*request, channel)
+                os.close(channel)
+                if pid > 0:
+                    children.add(pid)
+                control.send(max(pid, 0))
+    for pid in children:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _become(function: str, name: str, environment: Mapping[str, str], folder: str, channel: int) -> None:
+    """In the child: be the process that was asked for, and end."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked, which ends this one
+        os.dup2(channel, 3)
+        os.closerange(4, 1 << 12)
+        for variable in os.environ.keys() - environment.keys():
+            del os.environ[variable]
+        os.environ.update(environment)
+        os.chdir(folder)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(name)
+        module, _, attribute = function.partition(":")
+        getattr(importlib.import_module(module), attribute)(Channel(socket.socket(fileno=3)))
+        code = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        code = 0  # who asked has ended
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.path.remove(str(Path(__file__).resolve().parent))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

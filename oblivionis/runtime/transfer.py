@@ -1,0 +1,104 @@
+"""Python objects between two processes over a socket, the contents of large arrays through shared memory."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import socket
+import struct
+from typing import Any
+
+_LARGE = 1 << 16
+"""Bytes from which on the contents of an array are not sent through the socket."""
+_SHARED = hasattr(os, "memfd_create")
+_HEADER = struct.Struct("<QQ")
+
+
+class Channel:
+    """One end of a socket pair, for whole objects.
+
+    The socket carries the pickled object without the contents of its large arrays. These lie in anonymous memory, whose
+    file descriptor goes with it; they count against no size of `/dev/shm`. Where the system has none, all goes through
+    the socket.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, value: object) -> None:
+        """Send an object. OSError where nobody is left to receive it."""
+        buffers: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        _Pickler(stream, buffers).dump(value)
+        text = stream.getbuffer()
+        views = [buffer.raw() for buffer in buffers]
+        size = sum(view.nbytes for view in views)
+        self._socket.sendall(_HEADER.pack(text.nbytes, size))
+        self._socket.sendall(text)
+        if not size:
+            return
+        memory = os.memfd_create("oblivionis")
+        try:
+            for view in views:
+                while view.nbytes:
+                    view = view[os.write(memory, view) :]
+            socket.send_fds(self._socket, [b"\0"], [memory])
+        finally:
+            os.close(memory)
+
+    def receive(self) -> Any:
+        """The next object. EOFError where the other end is closed."""
+        length, size = _HEADER.unpack(self._exactly(_HEADER.size))
+        text = self._exactly(length)
+        if not size:
+            return pickle.loads(text)
+        _, (memory, *_), _, _ = socket.recv_fds(self._socket, 1, 1)
+        try:
+            with mmap.mmap(memory, size, prot=mmap.PROT_READ) as content:
+                return _Unpickler(text, content).load()
+        finally:
+            os.close(memory)
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view.nbytes:
+            if not (got := self._socket.recv_into(view)):
+                raise EOFError("the other process has ended")
+            view = view[got:]
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves the contents of large arrays to the caller, who gets them in `buffers`."""
+
+    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(stream, protocol=5)
+        self._buffers, self._end = buffers, 0
+
+    def persistent_id(self, obj: object) -> tuple[int, int] | None:
+        if not (_SHARED and isinstance(obj, bytes) and len(obj) >= _LARGE):
+            return None
+        self._buffers.append(pickle.PickleBuffer(obj))
+        first, self._end = self._end, self._end + len(obj)
+        return first, self._end
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes the contents of large arrays from `content`."""
+
+    def __init__(self, text: bytearray, content: mmap.mmap) -> None:
+        super().__init__(io.BytesIO(text))
+        self._content = content
+
+    def persistent_load(self, pid: Any) -> bytes:
+        first, end = pid
+        return self._content[first:end]

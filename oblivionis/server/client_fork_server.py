@@ -1,0 +1,26 @@
+"""The fork server of a simulation: what its processes have loaded when they begin."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from importlib import metadata
+
+from oblivionis.config.schema import Config
+from oblivionis.flower.names import ENVIRONMENT
+from oblivionis.models.fork_safe_imports import forkable
+from oblivionis.runtime.fork_server import ForkServer, fork_server
+
+OF_CLIENTS = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "oblivionis.client.worker",
+    "oblivionis.client.app",
+)
+VARIABLES = {**ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Of the environment of a simulation's processes."""
+
+
+def client_fork_server(config: Config) -> AbstractContextManager[ForkServer]:
+    """A fork server whose processes have what a client needs, and the threads that the configuration gives one."""
+    names = OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
+    return fork_server(names, {**VARIABLES, "OMP_NUM_THREADS": str(config.federation.client_cpus)})

@@ -1,0 +1,127 @@
+"""Forked processes: what they are given, and how they and the fork server end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from support.processes import environment, until
+
+from oblivionis.runtime.fork_server import ForkServer, fork_server
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        with fork_server(["json.tool", "no_such_module"], {"MINE": "usual"}) as server:
+            yield server
+
+
+def ended(pid: int) -> bool:
+    """Whether it computes no more; who inherits it may not have noticed."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_process_has_the_libraries_and_this_ones_folder_and_environment(
+    forks: ForkServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINE", "x y")
+    forked = forks.fork("forked:describe", "a test's")
+    said = forked.channel.receive()
+    assert said["pid"] == forked.pid and said["parent"] != os.getpid()
+    assert (said["cwd"], said["mine"], said["loaded"]) == (str(tmp_path), "x y", True)
+    assert psutil.Process(forked.pid).name() == "a test's"
+    assert said["files"] == [0, 1, 2, 3, 4], "its channel, and that folder itself"
+    forked.channel.send("ab")
+    assert forked.channel.receive() == "abab"
+    other = forks.fork("forked:describe", "any", {"MINE": "other"})
+    assert other.channel.receive()["mine"] == "other" and other.pid != forked.pid
+    for one in (forked, other):
+        one.channel.close()
+        assert until(lambda one=one: ended(one.pid), 20) and forks.exit_code(one.pid) == 0
+
+
+def test_it_is_known_how_a_process_ended(forks: ForkServer) -> None:
+    killed, failed, alive = (forks.fork(f"forked:{name}", "any") for name in ("wait", "fail", "wait"))
+    forks.kill(killed.pid)
+    assert forks.exit_code(killed.pid) == -signal.SIGKILL
+    assert forks.exit_code(failed.pid) == 1
+    assert forks.exit_code(alive.pid, timeout_s=0.1) is None
+    with pytest.raises(EOFError):
+        failed.channel.receive()
+    forks.kill(alive.pid)
+    assert forks.exit_code(alive.pid) == -signal.SIGKILL
+
+
+def test_several_threads_may_ask_at_once(forks: ForkServer) -> None:
+    found = []
+
+    def ask() -> None:
+        for _ in range(10):
+            forked = forks.fork("forked:describe", "any")
+            found.append(forked.channel.receive()["pid"] == forked.pid)
+            forks.kill(forked.pid)
+            found.append(forks.exit_code(forked.pid) == -signal.SIGKILL)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80 and all(found)
+
+
+def test_all_end_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    with fork_server([], {}) as server:
+        pids = [server.fork("forked:wait", "any").channel.receive() for _ in range(2)]
+        parent = psutil.Process(pids[0]).ppid()
+    assert until(lambda: all(map(ended, [parent, *pids])), 20)
+    with pytest.raises(OSError):
+        server.fork("forked:wait", "any")
+
+
+def test_all_end_with_who_started_them(tmp_path: Path) -> None:
+    """Also where that is killed."""
+    program = f"""
+import sys, time
+sys.path.insert(0, {str(HERE)!r})
+from oblivionis.runtime.fork_server import fork_server
+with fork_server([], {{}}) as server:
+    forked = server.fork("forked:wait", "any")
+    forked.channel.receive()
+    print(forked.pid, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        pid = int(one.stdout.readline())
+        parent = psutil.Process(pid).ppid()
+        one.kill()
+    assert until(lambda: ended(pid) and ended(parent), 20)
+
+
+def test_where_the_fork_server_is_gone_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    with fork_server([], {}) as server:
+        forked = server.fork("forked:wait", "any")
+        forked.channel.receive()
+        psutil.Process(psutil.Process(forked.pid).ppid()).kill()
+        with pytest.raises(OSError):
+            while True:
+                server.fork("forked:wait", "any")
+        os.kill(forked.pid, signal.SIGKILL)
