@@ -324,11 +324,34 @@ class Barrier(Event):
     requests: Texts = ()
 
 
+class ServedAgain(Event):
+    """The exchange of `round` served earlier `requests` again; SHA-256 of the global model `before` and `after`."""
+
+    round: Count
+    requests: Texts
+    before: str = ""
+    after: str = ""
+
+
+class Opened(Event):
+    """The first line of a run whose nodes are asked for requests: its name."""
+
+    run: str = ""
+
+
 class Asked(Event):
     """The nodes were asked for requests. `heads`: by client the hash with which its ledger ended."""
 
     round: Count | None = None
     heads: dict[str, str] = {}
+
+
+class Repaired(Event):
+    """Lines that made no sense were set `aside`; the ledger as it `was`, by its last hash, is `kept` in a file."""
+
+    kept: str
+    was: str
+    aside: tuple[dict[str, Any], ...] = ()
 
 
 class Waiting(Event):
@@ -574,7 +597,7 @@ def _converted(line: Mapping[str, Any], shape: type[_T]) -> _T:
 
 @functools.cache
 def _expected(shape: Any) -> dict[str, str]:
-    """What each field of a line must be, in words; fields of which that takes more than a few are left out."""
+    """What each field of a line must be, in words; without those for which there are none."""
     words = {name: _in_words(kind) for name, kind in get_type_hints(shape, include_extras=True).items()}
     return {name: text for name, text in words.items() if text}
 
