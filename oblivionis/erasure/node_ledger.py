@@ -518,14 +518,11 @@ class _Standing:
         before, after, final = (measured.get(moment) for moment in ("before", "after", "final"))
         if final is None:  # an earlier version entered that it measured, and not what
             return ""
-        exchange = ExchangeCounts(
-            None if before is None else before["request_recited"],
-            None if after is None else after["request_recited"],
-        )
+        recited = [None if numbers is None else numbers["request_recited"] for numbers in (before, after)]
         counts = RequestCounts(
             len(request.record_ids),
             final["request_recited"],
-            exchange,
+            ExchangeCounts(before=recited[0], after=recited[1]),
             short=final.get("request_short", 0.0),
             twins=int(final.get("request_twins", 0)),
         )
