@@ -167,6 +167,11 @@ class Thresholds:
     def judge_exchanges(self, evidence: RequestRecords | ExchangeCounts) -> Finding:
         """Judge what the exchanges alone did to a request's records, whatever the final model knows.
 
+        Parameters
+        ----------
+        evidence : RequestRecords or ExchangeCounts
+            Of each record where records are known, else the counts that their client reports.
+
         Returns
         -------
         outcome, why : str
@@ -314,13 +319,11 @@ class Thresholds:
 
     def _judge_exchanges_of(self, evidence: RecordEvidence) -> Finding:
         """What the exchanges did to one record."""
-        last, known = evidence.last, evidence.known
+        last, known, oracle = evidence.last, evidence.known, evidence.oracle
         if last is None:
             return INCONCLUSIVE, NOT_ASKED
-        excused = (
-            evidence.oracle is not None and last.after <= evidence.oracle
-        )  # a model that never saw it says as much
-        recited = self._recited(evidence.units, last.after) and not excused
+        retrained_says_as_much = oracle is not None and last.after <= oracle
+        recited = self._recited(evidence.units, last.after) and not retrained_says_as_much
         likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
         lowered = any(
             far_likelier(replace(exchange.left, prob=exchange.known), known) and not far_likelier(exchange.left, known)
