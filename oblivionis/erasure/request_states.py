@@ -241,7 +241,7 @@ class NodeStates(RequestStates[NodeRequest]):
         counts = RequestCounts(
             len(request.record_ids),
             recited["final"],
-            ExchangeCounts(recited.get("before"), recited.get("after")),
+            ExchangeCounts(before=recited.get("before"), after=recited.get("after")),
             short=final.get("request_short", 0.0),
             twins=int(final.get("request_twins", 0)),
         )

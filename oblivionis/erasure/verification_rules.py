@@ -96,26 +96,6 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class _Summary:
-    """What `Thresholds.judge` decides by, whichever kind of evidence it comes from.
-
-    recall, outcomes, knows: as of a `Judgement`; recited, left_recited: records recited by the final model, and right
-    after the exchange; left_knows: as `knows`, right after the exchange; likely: which answers are still far likelier
-    than they should be, in words; unopposed: the finding where none of these speaks against it.
-    """
-
-    records: int
-    recall: float
-    recited: float
-    left_recited: float
-    likely: str
-    unopposed: Finding
-    outcomes: Mapping[str, str] = field(default_factory=dict)
-    left_knows: str = ""
-    knows: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Thresholds:
     """What a request is judged by, everywhere in a run, on its nodes and in its certificates.
 
@@ -160,12 +140,7 @@ class Thresholds:
         -------
         Judgement
         """
-        if isinstance(evidence, RequestCounts):
-            summary = self._summary_of_counts(evidence)
-        else:
-            summary = self._summary_of_records(evidence.records)
-        outcome, why = _decide(summary, evidence.twins, evidence.inconclusive_reason)
-        return Judgement(outcome, why, summary.recall, summary.outcomes, summary.knows)
+        return self._judge_counts(evidence) if isinstance(evidence, RequestCounts) else self._judge_records(evidence)
 
     def judge_record(self, evidence: RecordEvidence) -> Finding:
         """Judge one record, as if it were alone in its request."""
@@ -191,6 +166,11 @@ class Thresholds:
 
     def judge_exchanges(self, evidence: RequestRecords | ExchangeCounts) -> Finding:
         """Judge what the exchanges alone did to a request's records, whatever the final model knows.
+
+        Parameters
+        ----------
+        evidence : RequestRecords or ExchangeCounts
+            Of each record where records are known, else the counts that their client reports.
 
         Returns
         -------
@@ -275,28 +255,28 @@ class Thresholds:
         """Whether so many verified records are enough for their request to be."""
         return verified > 0 and verified / records >= self.min_testable
 
-    def _summary_of_records(self, evidence: Mapping[str, RecordEvidence]) -> _Summary:
-        records, findings = evidence.values(), {i: self.judge_record(record) for i, record in evidence.items()}
+    def _judge_records(self, evidence: RequestRecords) -> Judgement:
+        records, findings = evidence.records.values(), {i: self.judge_record(r) for i, r in evidence.records.items()}
         reasons = Counter(findings.values())
         likely = [text for record in records if (text := _still_likely(record))]
         several = f"{len(likely)} of {len(records)} records: " if len(records) > 1 else ""
-        return _Summary(
+        knows = _beside_retrained(record.likelihood for record in records)
+        outcome, why = _decide(
+            evidence,
             len(records),
-            recall=sum(record.final for record in records) / len(records),
             recited=reasons[NOT_VERIFIED, IN_FINAL],
             left_recited=reasons[NOT_VERIFIED, RIGHT_AFTER],
             likely=several + likely[0] if likely else "",
             unopposed=self._unopposed_records(len(records), reasons),
-            outcomes={i: outcome for i, (outcome, _) in findings.items()},
             left_knows=_beside_retrained(record.left for record in records),
-            knows=_beside_retrained(record.likelihood for record in records),
+            knows=knows,
         )
+        recall = sum(record.final for record in records) / len(records)
+        return Judgement(outcome, why, recall, {i: of_record for i, (of_record, _) in findings.items()}, knows)
 
     def _unopposed_records(self, records: int, reasons: Counter[Finding]) -> Finding:
         """The finding of a request none of whose records is recited, by how many records have which finding."""
-        counts = Counter[str]()
-        for (outcome, _), count in reasons.items():
-            counts[outcome] += count
+        counts = Counter(outcome for outcome, _ in reasons.elements())
         if counts[VERIFIED] == records:
             return VERIFIED, _all_gone(records)
         reason = _most_frequent_reason(reasons)
@@ -307,17 +287,18 @@ class Thresholds:
         outcome = VERIFIED if self._suffice(counts[VERIFIED], records) else INCONCLUSIVE
         return outcome, f"{counts[VERIFIED] or 'none'} of {records} verified; of the others, mostly: {reason}"
 
-    def _summary_of_counts(self, evidence: RequestCounts) -> _Summary:
+    def _judge_counts(self, evidence: RequestCounts) -> Judgement:
         exchange = evidence.exchange
         places = (("right after the exchange", exchange.left), ("in the final model", evidence.likelihood))
-        return _Summary(
+        outcome, why = _decide(
+            evidence,
             evidence.records,
-            recall=evidence.recall,
             recited=evidence.recited,
             left_recited=exchange.after or 0,
             likely=_likely(places, exchange.known, "their answers are"),
             unopposed=self._unopposed_counts(evidence),
         )
+        return Judgement(outcome, why, evidence.recall)
 
     def _unopposed_counts(self, evidence: RequestCounts) -> Finding:
         """The finding of a request none of whose records is recited, by how many were before."""
@@ -338,13 +319,11 @@ class Thresholds:
 
     def _judge_exchanges_of(self, evidence: RecordEvidence) -> Finding:
         """What the exchanges did to one record."""
-        last, known = evidence.last, evidence.known
+        last, known, oracle = evidence.last, evidence.known, evidence.oracle
         if last is None:
             return INCONCLUSIVE, NOT_ASKED
-        excused = (
-            evidence.oracle is not None and last.after <= evidence.oracle
-        )  # a model that never saw it says as much
-        recited = self._recited(evidence.units, last.after) and not excused
+        retrained_says_as_much = oracle is not None and last.after <= oracle
+        recited = self._recited(evidence.units, last.after) and not retrained_says_as_much
         likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
         lowered = any(
             far_likelier(replace(exchange.left, prob=exchange.known), known) and not far_likelier(exchange.left, known)
@@ -377,26 +356,40 @@ def of_twins(count: int) -> str:
     return f"{count} of its records {'is' if count == 1 else 'are'} also held by records that stay"
 
 
-def _decide(summary: _Summary, twins: int, inconclusive_reason: str) -> Finding:
-    """The finding of a request: the first of these that speaks against it, else the unopposed one."""
-    if summary.recited > 0:
-        return NOT_VERIFIED, f"the final model recites {_share(summary.recited, summary.records)}"
-    if summary.left_recited > 0:
-        return NOT_VERIFIED, _left_recited(summary.left_recited, summary.records)
-    if summary.left_knows == NOT_VERIFIED:
+def _decide(
+    evidence: RequestRecords | RequestCounts,
+    records: int,
+    *,
+    recited: float,
+    left_recited: float,
+    likely: str,
+    unopposed: Finding,
+    left_knows: str = "",
+    knows: str = "",
+) -> Finding:
+    """The finding of a request: the first of these that speaks against it, else the unopposed one.
+
+    recited, left_recited: how many of the records the final model recites, and the one right after the exchange; knows,
+    left_knows: as `Judgement.knows`, of the same two; likely: which answers are still far likelier than they should be,
+    in words.
+    """
+    if recited > 0:
+        return NOT_VERIFIED, f"the final model recites {_share(recited, records)}"
+    if left_recited > 0:
+        return NOT_VERIFIED, _left_recited(left_recited, records)
+    if left_knows == NOT_VERIFIED:
         return NOT_VERIFIED, LEFT_LIKELY
-    if inconclusive_reason:
-        return INCONCLUSIVE, inconclusive_reason
-    if summary.knows == NOT_VERIFIED:
+    if evidence.inconclusive_reason:
+        return INCONCLUSIVE, evidence.inconclusive_reason
+    if knows == NOT_VERIFIED:
         return NOT_VERIFIED, "the answers are far likelier than in the retrained model, if not recited"
-    if twins:
-        return INCONCLUSIVE, of_twins(twins)
-    if summary.likely:
-        return INCONCLUSIVE, summary.likely
-    if summary.knows == OVER_UNLEARNED:
-        why = f"the answers are far less likely than in the retrained model: {MEANING[OVER_UNLEARNED]}"
-        return OVER_UNLEARNED, why
-    return summary.unopposed
+    if evidence.twins:
+        return INCONCLUSIVE, of_twins(evidence.twins)
+    if likely:
+        return INCONCLUSIVE, likely
+    if knows == OVER_UNLEARNED:
+        return knows, f"the answers are far less likely than in the retrained model: {MEANING[knows]}"
+    return unopposed
 
 
 def _of_exchange(recited: bool, likely: str, *, ended: bool) -> Finding:

@@ -105,14 +105,7 @@ def _records(judgement: Mapping[str, Any]) -> h.Node:
         return None
     if not any("exchanges" in record for record in records.values()):  # of an earlier version
         rows = [
-            [
-                i,
-                record["outcome"],
-                str(record["units"]),
-                _shown(record["before"]),
-                _shown(record["final"]),
-                _shown(record["oracle"]),
-            ]
+            [i, record["outcome"], str(record["units"]), *(_shown(record[m]) for m in ("before", "final", "oracle"))]
             for i, record in records.items()
         ]
         heads = ["record", "outcome", "words", "recall before", "in the final model", "in the retrained model"]
