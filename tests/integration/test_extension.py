@@ -164,7 +164,8 @@ def of_stage(used: SimpleNamespace, stage: str) -> dict[str, float]:
 def test_the_files_are_two_of_each_kind() -> None:
     code = [Path(name) for name in FILES if name.endswith(".py")]
     conf = {Path(name).stem for name in FILES if name.endswith(".yaml")}
-    assert len(code) == 4 and {file.stem for file in code} == conf
+    names = {file.parent.name if file.name == "evaluator.py" else file.stem for file in code}
+    assert len(code) == 4 and names == conf
 
 
 def test_the_loss_was_used(used: SimpleNamespace) -> None:

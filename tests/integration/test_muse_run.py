@@ -21,6 +21,7 @@ from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.measures import registry
 from oblivionis.measures.assessor import Assessor
 from oblivionis.measures.membership import report as membership_report
 from oblivionis.measures.membership.evaluator import Membership
@@ -214,7 +215,7 @@ def test_what_the_comparison_needs_after_the_fact() -> None:
             return {"muse": {"auc": {"finetune": 0.9, "retrain": 0.6}[stage]}} if stage != "local" else None
 
     metrics: dict = {"finetune": {}, "retrain": {}, "local": {}}
-    membership_report.complete(Run(), metrics, 0.95)  # type: ignore[arg-type]
+    registry.measures()["muse"].complete(Run(), metrics, "geometric", 0.95)  # type: ignore[arg-type]
     assert metrics["finetune"]["muse_privleak"] == pytest.approx(-75) and metrics["retrain"]["muse_privleak"] == 0
     assert metrics["local"] == {}
 
