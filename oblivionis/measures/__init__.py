@@ -1,1 +1,1 @@
-"""From a global model and the records of a run to what the model still knows."""
+"""What a model still knows: a file or a folder for each measure, and what runs them on a global model."""
