@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +23,7 @@ from benchmarks.meta.settings import Settings
 from oblivionis.errors import RunFailed
 from oblivionis.files import remove_torn
 
-_LOOK_S = 0.5
+_LOOK_S, _GRACE_S = 0.5, 2.0
 
 
 def plan(settings: Settings, jobs: int) -> list[str]:
@@ -105,14 +107,20 @@ def _in_processes(settings: Settings, folder: Path, seeds: Sequence[int], jobs: 
         except BrokenProcessPool:
             raise RunFailed("a process ended early; go on with --resume") from None
         except BaseException:
-            for process in multiprocessing.active_children():
+            pool.shutdown(wait=False, cancel_futures=True)
+            under_way, deadline = multiprocessing.active_children(), time.monotonic() + _GRACE_S
+            for process in under_way:
                 process.terminate()
+            for process in under_way:
+                process.join(max(0.0, deadline - time.monotonic()))
+                process.kill()
             raise
 
 
 def _end_with_parent() -> None:
-    """In a process of the pool: Ctrl-C is its parent's to handle, and the parent's end is its own."""
+    """In a process of the pool: Ctrl-C is its parent's to handle, the parent's end is its own, and it tidies up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The arguments that name an experiment, of several commands."""
+"""Arguments of several commands: those that name an experiment, and those of an audit."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ AllowCode = Annotated[
         metavar="FILE",
         help="Execute this loss, which a configuration names that you did not write, if it is the one (SHA-256).",
     ),
+]
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|CHECKPOINT|MODEL",
+        help="A run directory, a checkpoint, a name in `conf/model`, a model or adapter folder, a name on the hub.",
+    ),
+]
+Stage = Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
 ]
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
+from oblivionis.cli.arguments import Out, Stage, Target
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.config.compose import settings_of
 from oblivionis.config.configuration_layers import parse_overrides
@@ -28,13 +29,6 @@ KEYS = {key.path: key for key in keys_of(LeakageAudit, LeakageAudit())}
 OPTIONS = {f"--{name.replace('_', '-')}": name for name in KEYS}
 """The settings as options, which the command had before it took `key=value`."""
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|CHECKPOINT|MODEL",
-        help="A run directory, a checkpoint, a name in `conf/model`, a model or adapter folder, a name on the hub.",
-    ),
-]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(
@@ -51,10 +45,6 @@ Questions = Annotated[
         help="JSON lines, CSV, parquet, … with `question` and `answer`, `keywords` or neither (default: a run's forget "
         "questions).",
     ),
-]
-Stage = Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same, e.g. model.template.kind=chat.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from oblivionis.cli.arguments import Out, Stage, Target
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from oblivionis.runs.directory import RunDirectory
 
 People = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this person; repeatable.")]
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|CHECKPOINT|MODEL",
-        help="A run directory, a checkpoint, a name in `conf/model`, a model or adapter folder, a name on the hub.",
-    ),
-]
 Subjects = Annotated[
     Path | None,
     typer.Option(
@@ -39,7 +33,6 @@ Subjects = Annotated[
         "about the people to forget, and about as many others).",
     ),
 ]
-Stage = Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")]
 Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N people.")]
 Phrasings = Annotated[
     str, typer.Option(help="canaries, or records: the training records' own words, in the run's prompt template.")
@@ -65,9 +58,6 @@ Counterfactuals = Annotated[
 Embedder = Annotated[
     str | None,
     typer.Option(metavar="FOLDER|NAME", help="Sentence encoder that tells which values mean the same."),
-]
-Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")

@@ -257,7 +257,7 @@ MISTAKES = {
     "/set temperature hot": "temperature: 'hot' is not a number; expected value >= 0 or null",
     "/set samples 1.5": "samples: 1.5 is not a whole number; expected value >= 1 or null",
     "/set temperature -1": "temperature: -1.0 is out of range; expected value >= 0 or null",
-    "/set temperature nan": "temperature: nan is not finite; expected value >= 0 or null",
+    "/set temperature nan": "temperature: 'nan' is not a number; expected value >= 0 or null",
     "/set top_p 0": "top_p: 0.0 is out of range; expected 0 < value <= 1 or null",
     "/set top_k 0": "top_k: 0 is out of range; expected value >= 1 or null",
     "/set confidence 2": "confidence: 2.0 is out of range; expected 0 <= value <= 1 or null",
