@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,8 +75,13 @@ def everything(tree: Path, label: str, seconds: float, node_dirs: Path | None, b
 
 
 def _asked_by(tree: Path) -> Callable[[FrameType | None], bool]:
-    root = f"{tree}{os.sep}"
-    return lambda frame: frame is not None and str(frame.f_globals.get("__file__", "")).startswith(root)
+    root, libraries = f"{tree}{os.sep}", sysconfig.get_path("purelib")  # an environment may lie in the tree
+
+    def ours(frame: FrameType | None) -> bool:
+        file = "" if frame is None else str(frame.f_globals.get("__file__", ""))
+        return file.startswith(root) and not file.startswith(libraries)
+
+    return ours
 
 
 def _replace_clock(name: str, ours: Callable[[FrameType | None], bool], fixed: Callable[[], float]) -> None:
