@@ -20,19 +20,25 @@ from oblivionis.models.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What `evaluate_model` found.
+    """The result of `evaluate_model`.
 
-    - `metrics`: by name. Of each set that was asked `<set>_prob`, `<set>_rouge` (ROUGE-L recall of the greedy answers),
-      `<set>_truth_ratio`, `<set>_extraction_strength` and `<set>_exact_memorization`, all in [0, 1]; of all sets but
-      forget `model_utility` in [0, 1]; with an oracle `forget_quality`, a p-value, and `forget_ks`. What the rows lack
-      the data for is absent. The equations stand in the paper index.
-    - `log`: question by question, in the shape that the TOFU authors publish: section, column, number, value. The
-      column `generated_text` holds the prompt, what was generated, and the true answer.
-    - `truth_ratios` (n,): of the forget questions, >= 0, for another model's forget quality; empty without perturbed
-      answers.
-    - `truth_ratio`: which convention they follow.
-    - `notes`: by metric, why one is left out, or how its value is to be read: the paper's ROUGE reads Latin letters and
-      digits alone.
+    Attributes
+    ----------
+    metrics : mapping of float
+        By name. Of each question set `<set>_prob`, `<set>_rouge` (ROUGE-L recall of the greedy answers),
+        `<set>_truth_ratio`, `<set>_extraction_strength` and `<set>_exact_memorization`, all in [0, 1]; of all sets but
+        forget `model_utility` in [0, 1]; with an oracle `forget_quality`, a p-value, and `forget_ks`. A metric is
+        absent where the rows do not have its data. The equations stand in the paper index.
+    log : mapping
+        Question by question, in the shape that the TOFU authors publish: section, column, number, value. The column
+        `generated_text` holds the prompt, what was generated, and the true answer.
+    truth_ratios : array (n,), at least 0
+        Of the forget questions, for another model's forget quality; empty without perturbed answers.
+    truth_ratio : {"geometric", "arithmetic"}
+        Which convention they follow.
+    notes : mapping of str
+        By metric, why one is left out, or how its value is to be read: the paper's ROUGE reads Latin letters and digits
+        alone.
     """
 
     metrics: Mapping[str, float]
@@ -54,23 +60,43 @@ def evaluate_model(
     max_length: int | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
 ) -> Evaluation:
-    """The TOFU metrics (Maini et al. 2024; Oblivionis eqs. 10 to 18) of a model as it is, whatever trained it.
+    """The TOFU metrics (Maini et al. 2024; Oblivionis eqs. 10 to 18) of a model, however it was trained.
 
-    - `questions`: the rows of some of the sets `forget`, `retain`, `real_authors`, `world_facts`. The truth ratio needs
-      `perturbed_answer`, and takes `paraphrased_answer` for the right answer where it is there.
-    - `template`: how a question becomes a prompt, which should be as in training; None: "Question: …", new line,
-      "Answer:". `PromptTemplate("chat")` is the tokenizer's own chat template.
-    - `oracle`: what this function gave for the retrained model, of the same forget questions.
-    - `truth_ratio`: which mean over the perturbed answers; `geometric` in the published tables.
-    - `rouge`: what a word of ROUGE is; `paper`, in the published tables, a run of a-z and 0-9, `any_script` a word of
-      any script.
-    - `max_new_tokens`: the longest greedy answer; 0: none are made, and there is no ROUGE.
-    - `max_length`: most tokens of prompt and answer; None: as many as the model has positions.
-    - `on_overflow`: what becomes of longer ones.
+    The numbers are those of `oblivionis evaluate`.
 
-    The numbers are those of `oblivionis evaluate`. Raises ModelError for what is no model or gives no finite numbers,
-    DataError for unknown sets and faulty rows (all at once), ValueError for an oracle that does not fit and other
-    values out of range.
+    Parameters
+    ----------
+    model : ModelLike
+    questions : mapping of Rows
+        Some of the sets `forget`, `retain`, `real_authors`, `world_facts`. The truth ratio needs `perturbed_answer`; it
+        takes `paraphrased_answer` for the right answer where it is there.
+    template : PromptTemplate, optional
+        As in training; None: "Question: …", new line, "Answer:". `PromptTemplate("chat")` is the tokenizer's own.
+    oracle : Evaluation, optional
+        Of the retrained model, with the same forget questions.
+    truth_ratio : {"geometric", "arithmetic"}
+        Mean over the perturbed answers; geometric in the published tables.
+    rouge : {"paper", "any_script"}
+        A word is a run of a-z and 0-9, as in the published tables, or a word of any script.
+    max_new_tokens : int
+        Longest greedy answer; 0: none are made, and there is no ROUGE.
+    max_length : int, optional
+        Most tokens of prompt and answer; None: as many as the model has positions.
+    on_overflow : {"error", "truncate"}
+        What becomes of longer ones.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ModelError
+        For what is no model, or gives no finite numbers.
+    DataError
+        For unknown sets and faulty rows (all at once).
+    ValueError
+        For an oracle that does not fit, and other values out of range.
     """
     _check_sets(questions)
     if oracle is not None and (oracle.truth_ratio != truth_ratio or not oracle.truth_ratios.size):

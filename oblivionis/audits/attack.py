@@ -24,7 +24,8 @@ from oblivionis.audits.attack_questions import Attack, Battery, Row
 from oblivionis.audits.attacks import NONE
 from oblivionis.audits.loaded_model import identity_of
 from oblivionis.config.schema import Config
-from oblivionis.erasure.ledger import REJECTED, Ledger
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import REJECTED
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import checked, parse_json, read_bytes, write_atomic
 from oblivionis.measures.assessor import assemble_for

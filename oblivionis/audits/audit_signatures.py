@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_key import signers
 from oblivionis.erasure.node_ledger import KEY_MADE, LEDGER_FILE, RUN_LEARNED, NodeLedger
+from oblivionis.erasure.request import Request
 from oblivionis.measures.audit_numbers import MOMENTS, audit_path, read_audit
 from oblivionis.runs.artifact_binding import STAGE
 

@@ -32,10 +32,11 @@ from oblivionis.config.identity import text_hash
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
 from oblivionis.erasure.events import reported_numbers
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, RUN_LEARNED, NodeLedger
 from oblivionis.erasure.records_on_node import FACTS_FILE, beside_hash, read_node, read_references, records_hash
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError

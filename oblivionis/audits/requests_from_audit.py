@@ -15,7 +15,8 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.person_records import About, PersonRecords, states
 from oblivionis.data.records import Record
-from oblivionis.erasure.ledger import REJECTED, Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import REJECTED, Request
 from oblivionis.erasure.schedule import EXCLUDE, INCLUDE
 from oblivionis.errors import OblivionisError
 from oblivionis.files import write_atomic

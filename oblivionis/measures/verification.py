@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oblivionis.config.schema import Config
-from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.retained_twins import twins_of_requests
 from oblivionis.erasure.verification_evidence import (
     ESTIMATED,

@@ -16,7 +16,8 @@ from evaluation.metrics.retrained_comparison import Verdict
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config, Template
-from oblivionis.erasure.ledger import SERVED, Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import SERVED, Request
 from oblivionis.erasure.verification_rules import MEANING, VERIFIED
 from oblivionis.errors import OblivionisError
 from oblivionis.measures import registry

@@ -12,7 +12,8 @@ from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, STILL_KNOWN
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
-from oblivionis.erasure.ledger import COVERED, PENDING, REJECTED, Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import COVERED, PENDING, REJECTED, Request
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.measures.ruler import report as ruler_report

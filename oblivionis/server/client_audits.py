@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from oblivionis.erasure.ledger import Request
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.files import json_text, read_json, write_json
 from oblivionis.measures.audit_numbers import (

@@ -10,7 +10,8 @@ import htpy as h
 from starlette.requests import Request as Asked
 from starlette.responses import Response
 
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.errors import OblivionisError
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.request_pages import certificate_of, page_of

@@ -15,8 +15,9 @@ from support.stages import Recorded
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.erasure.ledger import PENDING, Ledger
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.request import PENDING
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import key_hash
 from oblivionis.server.app import serve

@@ -22,7 +22,8 @@ from oblivionis.audits.loaded_model import find_subject
 from oblivionis.audits.people_outcomes import Person, PersonFact, before_audit, person_slug, read_audit
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.person_facts import facts_of, read_facts
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.naming import subject_key
 from oblivionis.reports import people_figures as person_figures

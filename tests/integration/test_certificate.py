@@ -17,9 +17,10 @@ from oblivionis.audits.audit_signatures import foreign_signatures, unknown_signe
 from oblivionis.chain import GENESIS, append_linked
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_key import audit_bytes, public_hex, signers
 from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.request import Request
 from oblivionis.files import write_json
 from oblivionis.measures.audit_numbers import audit_path, read_audit
 from oblivionis.reports.certificate import signing as certificates

@@ -15,9 +15,10 @@ from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.erasure.events import line_fault
-from oblivionis.erasure.ledger import PENDING, Ledger
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.request import PENDING
 from oblivionis.models.configured_corpus import corpus_of
 from strategies import message_keys
 from strategies.metric_schema import TRAIN, UNLEARN

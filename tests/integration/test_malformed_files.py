@@ -20,8 +20,9 @@ from support.reports import make_run
 
 from oblivionis import files
 from oblivionis.cli import main as cli
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import VERIFIED, Judgement
 from oblivionis.runs.directory import Checkpoint
 from strategies.message_keys import SCOPE_RECORDS

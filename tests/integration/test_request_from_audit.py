@@ -19,8 +19,9 @@ from oblivionis.audits.requests_from_audit import plan_requests
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.data.person_facts import PROPERTY_OF, facts_of
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.record_holders import Holdings
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.schedule import read_schedule
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import subject_key

@@ -12,7 +12,8 @@ from support.suite_view import cells, view
 
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.audits.people_outcomes import Person, PersonFact, Phrasing, person_slug
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
 from oblivionis.measures.audit_numbers import audit_path

@@ -10,7 +10,8 @@ from support.pages import Text
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.config import compose as configuration
 from oblivionis.data.records import Corpus
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.retained_twins import note_twins
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports import run_summary as report

@@ -12,7 +12,8 @@ from support.reports import make_run
 
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact, Phrasing, person_slug
 from oblivionis.chain import GENESIS, append_all
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import read_lines, write_json
 from oblivionis.measures.audit_numbers import audit_path

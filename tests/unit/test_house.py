@@ -25,8 +25,6 @@ PRIVATE = {
 
 DOCUMENTED = {"evaluation": True, "oblivionis/api": True, "strategies": False, "clients": False}
 """Packages whose docstrings must fit the signatures, and whether functions and dataclasses need sections in them."""
-NOT_NUMPY = {"api.evaluation"}
-"""Modules whose docstrings have another form."""
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -144,7 +142,7 @@ def test_a_look_at_something_private_is_found(tmp_path: Path) -> None:
 def public_members(parent: griffe.Module | griffe.Class) -> Iterator[griffe.Function | griffe.Class]:
     """The public functions and classes below a module, and their methods; `__init__` too."""
     for member in parent.members.values():
-        if member.is_alias or (member.name.startswith("_") and member.name != "__init__") or member.path in NOT_NUMPY:
+        if member.is_alias or (member.name.startswith("_") and member.name != "__init__"):
             continue
         if isinstance(member, griffe.Function | griffe.Class):
             yield member

@@ -11,7 +11,7 @@ import numpy as np
 
 from evaluation.metrics.rebound import Curve, rebound_metrics
 from oblivionis.config.schema import Rebound
-from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.request import Request
 from oblivionis.measures.questions import spread
 from oblivionis.measures.rebound.evaluator import MEASURES, summary_key
 from oblivionis.runs.directory import RunDirectory, named_metrics

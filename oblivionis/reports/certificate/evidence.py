@@ -11,8 +11,9 @@ from typing import Any
 from oblivionis.chain import HASH, Checked, check_chain
 from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened, SealError
-from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
+from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger
 from oblivionis.erasure.node_key import signers
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_records import MOMENTS, exchanges, judgement_of
 from oblivionis.erasure.verification_rules import INCONCLUSIVE, Thresholds
 from oblivionis.measures.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT

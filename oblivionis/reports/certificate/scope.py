@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from oblivionis.chain import check_chain
-from oblivionis.erasure.ledger import EXCHANGE, PENDING, REJECTED, Ledger, Request
+from oblivionis.erasure.ledger import EXCHANGE, Ledger
+from oblivionis.erasure.request import PENDING, REJECTED, Request
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
 from oblivionis.runs.directory import RunDirectory

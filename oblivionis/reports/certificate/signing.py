@@ -27,8 +27,8 @@ from oblivionis.config import method_traits
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened
-from oblivionis.erasure.ledger import SERVED, Request
 from oblivionis.erasure.ledger_check import Certified
+from oblivionis.erasure.request import SERVED, Request
 from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json

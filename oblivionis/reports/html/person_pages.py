@@ -17,7 +17,8 @@ from oblivionis.audits.people_outcomes import (
     audits_of,
     person_slug,
 )
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import run_summary as report

@@ -18,7 +18,8 @@ from evaluation.metrics.rouge import UNREAD
 from oblivionis.audits.people_outcomes import audits_of, person_slug
 from oblivionis.config.schema import Config
 from oblivionis.erasure.events import reported_numbers
-from oblivionis.erasure.ledger import PENDING, REJECTED, SERVED, Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import PENDING, REJECTED, SERVED, Request
 from oblivionis.erasure.verification_records import seen_by_oracle
 from oblivionis.erasure.verification_rules import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.errors import FileError

@@ -8,7 +8,8 @@ from typing import Any
 import htpy as h
 
 from oblivionis.config.schema import Config
-from oblivionis.erasure.ledger import PENDING, Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import PENDING, Request
 from oblivionis.files import write_atomic
 from oblivionis.measures.membership import report as membership_report
 from oblivionis.measures.ruler import report as ruler_report

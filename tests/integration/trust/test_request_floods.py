@@ -18,9 +18,10 @@ from support.nodes import write_nodes
 
 from oblivionis.chain import check_chain
 from oblivionis.client.app import app
-from oblivionis.erasure.ledger import COVERED, PENDING, Ledger
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.query_schema import Answer, Reported, write_answer
+from oblivionis.erasure.request import COVERED, PENDING
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 from oblivionis.server.app import serve

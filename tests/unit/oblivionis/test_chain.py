@@ -6,8 +6,9 @@ import json
 import pytest
 
 from oblivionis.chain import GENESIS, check_chain
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_check import check_ledgers
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import RunError
 

@@ -9,7 +9,7 @@ import pytest
 
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Requests
-from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_evidence import ESTIMATED, RETRAINED, WRONG_ANSWERS, Exchange, Likelihood
 from oblivionis.erasure.verification_records import MOMENTS, exchanges, exchanges_of
 from oblivionis.erasure.verification_rules import Thresholds

@@ -10,8 +10,9 @@ from support.nodes import records, write_lines, write_nodes
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
+from oblivionis.erasure.request import Request
 from oblivionis.errors import OblivionisError
 from oblivionis.files import write_json
 from oblivionis.measures.audit_numbers import audit_path

@@ -7,7 +7,8 @@ import yaml
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import MEANING, Judgement
 from oblivionis.reports import exported_model
 from oblivionis.reports import model_card as module

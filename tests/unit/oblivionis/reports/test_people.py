@@ -16,7 +16,7 @@ from support.reports import make_run
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact
 from oblivionis.audits.requests_from_audit import Demand, Plan
 from oblivionis.data.records import Record
-from oblivionis.erasure.ledger import Request
+from oblivionis.erasure.request import Request
 from oblivionis.reports import people, people_figures
 
 LOST, HELD, FRESH, NEVER = (True, False), (True, True), (False, True), (False, False)

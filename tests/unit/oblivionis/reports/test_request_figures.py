@@ -7,7 +7,8 @@ import pytest
 from support.reports import make_run
 
 from evaluation.ruler.rank_significance import rank_test
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.naming import LOG_SETS
 from oblivionis.reports import request_figures as module
 from oblivionis.reports.request_figures import request_figures, write_request_figures

@@ -17,7 +17,8 @@ from oblivionis.cli.as_json import plain
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.models.memory import Estimate, Need
 from oblivionis.models.model_description import Example, ModelFacts

@@ -9,7 +9,8 @@ from scipy.stats import ks_2samp
 from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 
 from evaluation.leakage import bounds
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.measures.tofu import report as tofu_report
 from oblivionis.measures.tofu.report import ks_p_value, telling_steps

@@ -17,7 +17,8 @@ import oblivionis
 from oblivionis.chain import Chain, check_chain
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.events import line_fault
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.errors import RunError
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash

@@ -16,8 +16,9 @@ from support.reports import log_of, make_run, metrics_of
 
 from oblivionis.chain import check_chain
 from oblivionis.erasure.hidden_requests import Opened, SealError, commit_to, digest_of
-from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
+from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger
 from oblivionis.erasure.node_key import audit_bytes, public_hex
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json

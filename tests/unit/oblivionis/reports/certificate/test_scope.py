@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports.certificate.scope import CertificateError, scope_of
 from oblivionis.runs.directory import RunDirectory

@@ -16,7 +16,8 @@ from support.reports import bind, make_run
 
 from oblivionis.chain import check_chain
 from oblivionis.config.identity import config_hash
-from oblivionis.erasure.ledger import EXCHANGE, Ledger, Request
+from oblivionis.erasure.ledger import EXCHANGE, Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.files import write_json
 from oblivionis.reports.certificate import signing

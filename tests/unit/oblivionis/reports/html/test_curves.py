@@ -7,7 +7,8 @@ from support.pages import Text
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.reports.html.curves import Curves, caption_of, curves, curves_of
 
 

@@ -8,7 +8,8 @@ from support.pages import Text
 from support.reports import make_run
 
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact, Phrasing, person_slug
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.reports.html import person_pages
 

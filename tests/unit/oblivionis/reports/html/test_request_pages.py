@@ -10,7 +10,8 @@ from support.reports import HOSTILE, Page, log_of, make_run
 
 from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
 from oblivionis.config import compose as configuration
-from oblivionis.erasure.ledger import Ledger, Request
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
 from oblivionis.errors import FileError
 from oblivionis.files import write_json
