@@ -12,8 +12,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from benchmarks import suite_kinds as suites
 from benchmarks.federated.options import RayCluster, Reserve, Slurm
 from benchmarks.output.terminal import say
+from benchmarks.suite_kinds import SUITE_FILE
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import read_json
@@ -147,7 +149,6 @@ def bench_run(
 
     `oblivionis bench SUITE` is the same.
     """
-    from benchmarks import suite_kinds as suites
 
     away = _away(ray_address, (cpus, gpus, memory), slurm=slurm, limit=limit, sbatch=sbatch or ())
     if away is not None and jobs > 1:
@@ -217,7 +218,6 @@ def bench_node(
     store: Store = None,
 ) -> None:
     """Do one run of a suite, unless it is done: what a task of the scripts of `--slurm` does."""
-    from benchmarks import suite_kinds as suites
 
     suites.do_node(folder, key, store, Console())
 
@@ -229,7 +229,6 @@ def bench_collect(
     as_json: AsJson = False,
 ) -> None:
     """Write and print results and tables of those runs of a suite that are done, and run nothing."""
-    from benchmarks import suite_kinds as suites
 
     file = folder / RESULTS_FILE
     _answer(file, lambda console: suites.collect(folder, store, console), lambda: _results(folder), as_json=as_json)
@@ -310,7 +309,6 @@ def bench_keep(
     """
     _check_target(source)
     from benchmarks.federated.shipped_results import keep
-    from benchmarks.suite_kinds import SUITE_FILE
 
     files = keep(source, folder, SUITE_FILE, int(adapters * 1e6))
     size = sum(file.stat().st_size for file in files)

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from oblivionis.errors import FileError
 
 _KINDS = {
@@ -178,7 +180,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def checked(value: Any, shape: Any) -> Any:
     """`value`, once it is of the `shape`, a type such as a TypedDict. ValueError says which key is not, and why."""
-    import msgspec
 
     try:
         msgspec.convert(value, shape)

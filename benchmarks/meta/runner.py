@@ -20,6 +20,7 @@ from benchmarks.meta import report, results
 from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import JUDGED, KNOWS, LABELS, MODELS, ORACLE, STATES, training_records
 from benchmarks.meta.settings import Settings
+from evaluation.hook import EvaluationError
 from oblivionis.errors import RunFailed
 from oblivionis.files import remove_torn
 
@@ -69,7 +70,6 @@ def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], N
     """Make and measure what is lacking of a federation; `done` is called after each file. Raises OblivionisError."""
     from benchmarks.meta.federation import fedavg
     from benchmarks.meta.measuring import Measurer
-    from evaluation.hook import EvaluationError
     from oblivionis.client.worker import Worker
 
     worker = Worker(settings.configuration(seed))

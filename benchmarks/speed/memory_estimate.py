@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oblivionis.config import compose as configuration
+
 HIDDEN, LAYERS, VOCABULARY, LENGTH, BATCH = 512, 8, 32000, 256, 8
 CASES: dict[str, list[str]] = {
     "train lora": [],
@@ -73,7 +75,6 @@ def build(folder: Path) -> None:
 
 def estimated(folder: Path, case: str) -> int:
     """Bytes of the process that a case starts, without the copies of what travels."""
-    from oblivionis.config import compose as configuration
     from oblivionis.models.hardware import Machine
     from oblivionis.models.memory import estimate
 
@@ -93,7 +94,6 @@ def work(folder: Path, case: str) -> None:
     from evaluation.engine.fused_lora import fused_lora
     from evaluation.engine.likelihood import score
     from evaluation.engine.sequences import TokenSequence
-    from oblivionis.config import compose as configuration
     from oblivionis.models import loading, lora
 
     torch.set_num_threads(1)

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.cli.progress_display import following
+from oblivionis.config import compose as configuration
 
 if TYPE_CHECKING:
     from oblivionis.runs.directory import RunDirectory
@@ -41,8 +43,6 @@ def attack(
     find_checkpoint(run, stage, overrides or [])  # a mistake is told before anything heavy is imported
 
     from oblivionis.audits.attack import attack_run
-    from oblivionis.cli.progress_display import following
-    from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate.signing import mark_superseded
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.failed_evaluators import not_measured

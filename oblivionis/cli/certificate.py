@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
 
@@ -53,7 +54,6 @@ def create(
 
     Its result, PASS, FAIL or INCONCLUSIVE, follows from the run's own files by the thresholds of its configuration.
     """
-    from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate import signing as certificates
     from oblivionis.runs import artifact_binding
 

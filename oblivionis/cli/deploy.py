@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from oblivionis.deploy import hub
+
 deploy_cli = typer.Typer(help="Set up real server and client machines.", no_args_is_help=True)
 
 
@@ -70,7 +72,6 @@ def deploy_hub(
 
     `flwr app publish DIR` then sends it, and `flwr new @NAME/oblivionis` gets it.
     """
-    from oblivionis.deploy import hub
 
     hub.write(folder, publisher)
     print(f"wrote {folder}; try it with: flwr run {folder} --stream; publish it with: flwr app publish {folder}")

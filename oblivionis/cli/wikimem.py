@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.data.wikidata.entities import REJECTED
 from oblivionis.errors import OblivionisError, RunInterrupted
 
 if TYPE_CHECKING:
@@ -49,7 +53,6 @@ def build(
     The dump is streamed twice, for the samples and for their labels; memory stays bounded. Faulty lines are counted and
     passed over. Interrupted, it continues with --resume and ends with the same files.
     """
-    from rich.console import Console
 
     from oblivionis.audits import wikimem_build
     from oblivionis.data.wikidata.reader import Options
@@ -78,8 +81,6 @@ class _Display:
     """A bar per pass with bytes of the dump file and the time left; off a terminal a line per checkpoint."""
 
     def __init__(self, console: Console, dump: Path) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.table import Column
 
         self._console = console
         self._size = dump.stat().st_size if dump.is_file() else 0
@@ -114,7 +115,6 @@ class _Display:
 
 
 def _print_summary(summary: Mapping[str, Any], out: Path, console: Console) -> None:
-    from oblivionis.data.wikidata.entities import REJECTED
 
     properties, subjects = summary["properties"], summary["subjects"]
     rejected = sum(kind["lines"] for kind in summary["rejected"].values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from oblivionis.client.exchange import Exchange
+from oblivionis.client.self_audit import Kept, keep_model
 from oblivionis.erasure.hidden_requests import MOST_EXCHANGES, Share, join
 
 
@@ -25,7 +26,6 @@ def keep_received_model(exchange: Exchange, session: str | None = None) -> None:
     """
     if not exchange.hides_requests:
         return
-    from oblivionis.client.self_audit import Kept, keep_model
 
     message = exchange.message
     about = Kept(message.run, message.stage, message.round, message.text("settings"), message.text("fingerprint"))

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.engine.sequences import TokenSequence
+from evaluation.hook import Result
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis.data import multiple_choice
+from oblivionis.data.multiple_choice import LETTERS
+from oblivionis.data.tokenize import encode_pairs
 from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
@@ -62,7 +66,6 @@ class ChoiceEvaluator:
 
     def evaluate(self, session: EvaluationSession) -> Result:
         """Measure."""
-        from evaluation.hook import Result
 
         metrics: dict[str, float] = {}
         details: dict[str, Any] = {}
@@ -79,7 +82,6 @@ class ChoiceEvaluator:
 
 def prompt(choice: Choice) -> str:
     """The field, the question, and its answers behind their letters."""
-    from oblivionis.data.multiple_choice import LETTERS
 
     head = (
         f"The following are multiple choice questions (with answers){f' about {choice.about}' if choice.about else ''}."
@@ -90,8 +92,6 @@ def prompt(choice: Choice) -> str:
 
 def _encoded(asked: Sequence[Choice], context: Context) -> tuple[Asked, ...]:
     """Tokenise questions; a prompt that does not fit into the context loses its beginning, as in the harness."""
-    from oblivionis.data.multiple_choice import LETTERS
-    from oblivionis.data.tokenize import encode_pairs
     from oblivionis.measures.questions import context_length
 
     room = context_length(context.assembled.model)
@@ -133,7 +133,6 @@ class Choices(Measure):
 
     def prepare(self, context: Context) -> dict[str, tuple[Asked, ...]] | None:
         """The tokenised questions by set; None without any. Raises DataError for a faulty file."""
-        from oblivionis.data import multiple_choice
 
         settings = context.settings
         sets = dict(context.corpus.choices)

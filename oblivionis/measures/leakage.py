@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evaluation.leakage import functions
+from evaluation.leakage.functions import Asked
 from evaluation.metrics.catalogue import Group, Metric
+from oblivionis import seeds
 from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
@@ -27,11 +30,8 @@ def _profile(context: Context) -> tuple[int | None, int]:
 def of_records(context: Context, prompted: Sequence[tuple[Record, Question]]) -> list[Evaluator]:
     """As `Leakage.build`, of these records alone."""
     from evaluation.engine.sampling import Rule
-    from evaluation.leakage import functions
     from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
-    from evaluation.leakage.functions import Asked
     from evaluation.leakage.summary import Terms
-    from oblivionis import seeds
 
     settings = context.config.evaluation.leakage
     _, samples = _profile(context)

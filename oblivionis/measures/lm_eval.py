@@ -8,6 +8,7 @@ value; those of its tasks are among the details. Tasks that run code which a mod
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import random
@@ -18,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from evaluation.hook import Result
 from evaluation.metrics.catalogue import Group
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import RunError
@@ -71,13 +75,11 @@ class HarnessEvaluator:
 
     def evaluate(self, session: EvaluationSession) -> Result:
         """Measure."""
-        import copy
 
         from lm_eval.evaluator import evaluate  # type: ignore[import-not-found]
         from lm_eval.models import huggingface  # type: ignore[import-not-found]
 
         from evaluation.engine.models import base_model
-        from evaluation.hook import Result
 
         harness: Any = huggingface.HFLM
         with _drawn_from(SEED):
@@ -118,7 +120,6 @@ def _finite(results: Mapping[str, Any]) -> dict[str, float]:
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
     """The generators of Python, NumPy and torch begin with `seed` within, and go on afterwards as if nothing was."""
-    import numpy as np
     import torch
 
     python, numpy = random.getstate(), np.random.get_state()

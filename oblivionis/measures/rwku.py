@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from evaluation.hook import Result
 from evaluation.metrics.catalogue import Direction, Group, Metric
+from evaluation.metrics.rouge import left_out
+from oblivionis.data.datasets.rwku import PROBES
+from oblivionis.data.tokenize import encode_prompts
 from oblivionis.measures.base import Measure
 
 if TYPE_CHECKING:
@@ -55,7 +59,6 @@ class ProbeEvaluator:
 
     def evaluate(self, session: EvaluationSession) -> Result:
         """Measure."""
-        from evaluation.hook import Result
         from evaluation.metrics.muse import Scored
 
         scored = Scored(self.rouge)
@@ -86,8 +89,6 @@ class Rwku(Measure):
     def prepare(self, context: Context) -> dict[str, tuple[Item, ...]] | None:
         """The tokenised probes by set; None for other data."""
         from evaluation.metrics.muse import Item
-        from oblivionis.data.datasets.rwku import PROBES
-        from oblivionis.data.tokenize import encode_prompts
         from oblivionis.measures.questions import context_length
 
         sets = {name: context.corpus.evaluation[name] for name in PROBES if name in context.corpus.evaluation}
@@ -107,7 +108,6 @@ class Rwku(Measure):
 
     def warnings(self, context: Context) -> list[str]:
         """Which of its metrics are left out, because ROUGE cannot read the true answers."""
-        from evaluation.metrics.rouge import left_out
 
         titles = {m.key: f"{m.group.title}: {m.label}" for m in self.metrics if m.group is not None}
         sets: Mapping[str, Sequence[Item]] = context.prepared or {}

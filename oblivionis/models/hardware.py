@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 import psutil
+import torch
 
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
@@ -29,7 +30,6 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """This machine, now."""
-        import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         free = torch.cuda.mem_get_info(0)[0] if gpus else 0

@@ -10,6 +10,7 @@ from typing import Any
 from oblivionis.config.adapter_folder import ADAPTER_CONFIG, is_adapter, read_adapter
 from oblivionis.errors import FileError
 from oblivionis.files import parse_json, read_bytes
+from oblivionis.models import embedded_model
 from oblivionis.models.errors import ModelError
 from oblivionis.models.packaged import PACKAGED, fetched
 from oblivionis.naming import PLAIN_NAME
@@ -107,8 +108,6 @@ def base_of(folder: Path) -> str:
 def located(source: str, revision: str | None = None) -> Path:
     """As `resolve`, without a look at what the folder holds."""
     if source == EMBEDDED:
-        from oblivionis.models import embedded_model
-
         return embedded_model.folder()
     if source in PACKAGED:
         return fetched(source)

@@ -25,6 +25,7 @@ from oblivionis.measures.membership import report as membership_report
 from oblivionis.measures.tofu import report as tofu_report
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import LOG_SETS, MODELS, SETS
+from oblivionis.reports import client_tables as node_report
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import run_outcome
 from oblivionis.reports.format import bytes_text, counted, number, shortened
@@ -367,7 +368,6 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    from oblivionis.reports import client_tables as node_report
     from oblivionis.reports import verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.leakage import bounds
 from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, STILL_KNOWN
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config import method_traits
@@ -252,7 +253,6 @@ def _samples(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iter
     samples = int(values.get("leakage_samples") or 0)
     if not samples:
         return
-    from evaluation.leakage import bounds  # scipy: a run without sampled answers does without
 
     least = float(bounds.binary_leakage_bound(0, samples, settings.alpha))
     if least > settings.limit:

@@ -22,6 +22,7 @@ from oblivionis.runtime.simulation_grid import ClientProcess, simulation_grid
 from oblivionis.server.app import serve
 from oblivionis.server.client_fork_server import VARIABLES, client_fork_server
 from oblivionis.server.parallel_evaluator import second_evaluator
+from oblivionis.server.ray_cluster import cluster
 from strategies.errors import FederationError
 from strategies.flower_internals import AggregationError
 
@@ -104,7 +105,6 @@ def _clients(
         share = {"gpus": machine.gpus, "share": federation.client_gpus}
         return inside.enter_context(processes.client_processes(forks, CLIENT_APP, count, **share)), by_cores
     from oblivionis.runtime import ray_actors
-    from oblivionis.server.ray_cluster import cluster
 
     cpus, gpus = float(federation.client_cpus), federation.client_gpus
     inside.enter_context(cluster(federation.ray_address, run.path))

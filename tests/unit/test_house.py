@@ -207,3 +207,70 @@ def test_a_docstring_that_does_not_fit_is_found(code: str, fault: str) -> None:
     with griffe.temporary_visited_module(code) as module:
         (member,) = public_members(module)
         assert docstring_fault(member, needed=True) == fault
+
+
+SLOW = {
+    *("torch", "transformers", "peft", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "lm_eval", "nltk"),
+    *("numpy", "scipy", "sklearn", "pandas", "pyarrow", "matplotlib", "statsmodels", "dp_accounting", "optuna"),
+    *("flwr", "grpc", "ray", "cryptography", "starlette", "uvicorn", "jinja2", "htpy", "datasets"),
+}
+"""Libraries that a command without need of them must not wait for: 0.05 to 4 seconds each."""
+OPTIONAL = {"bitsandbytes", "mlflow", "wandb", "trackio", "readline", "confusable_homoglyphs"}
+"""Those that may be missing, or that change a terminal or read a large table when they are imported."""
+PARTS = {"transformers", "scipy"}
+"""Those whose parts load when they are named: that a file imports them already says nothing."""
+
+
+class ImportGraph:
+    """What each module of the product imports when it is imported itself, and later, inside functions."""
+
+    def __init__(self) -> None:
+        root = TESTS.parent
+        files = {
+            ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
+            for package in OURS
+            for file in (root / package).rglob("*.py")
+        }
+        self.modules, self.early, self.late = set(files), {}, []
+        for module, file in files.items():
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            late = {id(n): n for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)}
+            types = {id(n) for block in ast.walk(tree) if self._is_for_types(block) for n in ast.walk(block)}
+            imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) and id(n) not in types]
+            self.early[module] = {name for n in imports if id(n) not in late for name in self._names(n)}
+            self.late += [(module, n.lineno, self._names(n)) for n in imports if id(n) in late]
+
+    @staticmethod
+    def _is_for_types(block: ast.AST) -> bool:
+        return isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+
+    def _names(self, node: ast.Import | ast.ImportFrom) -> set[str]:
+        """The modules that an import loads: ours with the packages that they lie in, of others the library."""
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+        else:
+            names = {
+                name if (name := f"{node.module}.{a.name}") in self.modules else str(node.module) for a in node.names
+            }
+        parts = [name.split(".") for name in names]
+        return {".".join(p[:n]) for p in parts for n in range(1, len(p) + 1 if p[0] in OURS else 2)}
+
+    def slow(self, names: set[str]) -> set[str]:
+        """The slow libraries that importing these loads."""
+        seen, waiting = set[str](), list(names)
+        while waiting:
+            if (name := waiting.pop()) not in seen:
+                seen.add(name)
+                waiting += self.early.get(name, ())
+        return seen & SLOW
+
+
+def test_an_import_inside_a_function_spares_a_command_a_slow_library() -> None:
+    """All others stand at the top of their file."""
+    graph, needless = ImportGraph(), []
+    for module, line, names in graph.late:
+        packages = {module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1)}
+        if not (names & (OPTIONAL | PARTS) or graph.slow(names) - graph.slow({module, *packages})):
+            needless.append(f"{module}:{line}: {', '.join(sorted(names))}")
+    assert needless == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Group, Metric
+from evaluation.metrics.rouge import left_out
 from oblivionis.measures.base import Measure, StageMetrics
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ class Muse(Measure):
 
     def warnings(self, context: Context) -> list[str]:
         """Which of its metrics are left out, because ROUGE cannot read the true texts."""
-        from evaluation.metrics.rouge import left_out
 
         texts: Prompts | None = context.prepared
         if texts is None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from evaluation.engine.sequences import TokenSequence
 from evaluation.metrics.catalogue import Group, Metric
+from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, RulerEvaluator
 from oblivionis.measures.base import Measure, StageMetrics
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
@@ -28,8 +30,6 @@ def of_both_profiles(context: Context) -> RulerEvaluator | None:
 
 def _records(context: Context) -> tuple[list[Answered], list[Answered]]:
     """The forget and retain records that a profile asks, with their true answers."""
-    from evaluation.engine.sequences import TokenSequence
-    from evaluation.ruler.evaluator import Answered
 
     profile = context.profile()
     forget, retain = (
@@ -43,7 +43,6 @@ def _records(context: Context) -> tuple[list[Answered], list[Answered]]:
 
 def _reading(context: Context, forget: list[Answered], retain: list[Answered]) -> list[RulerEvaluator]:
     """RULER on these records, none where it is switched off or they are too few."""
-    from evaluation.ruler.evaluator import LEAST_RETAIN, RulerEvaluator
 
     settings = context.config.evaluation.ruler
     if not settings.enabled or not forget or len(retain) < LEAST_RETAIN:

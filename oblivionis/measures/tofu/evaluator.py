@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
+from evaluation.metrics.rouge import left_out
 from oblivionis.measures.base import Measure, StageMetrics
 from oblivionis.naming import SETS
 
@@ -115,7 +116,6 @@ class Tofu(Measure):
 
     def warnings(self, context: Context) -> list[str]:
         """Which question sets have no ROUGE-L recall, because it cannot read their true answers."""
-        from evaluation.metrics.rouge import left_out
 
         profile = replace(context, full=True).profile()
         asked = {name: profile.pick(context.questions.get(name, ())) for name in profile.sets}

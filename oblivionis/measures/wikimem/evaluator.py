@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Direction, Group, Metric
+from oblivionis.data.tokenize import whole_text
 from oblivionis.measures.base import Measure
 from oblivionis.naming import SETS
 
@@ -67,7 +68,6 @@ class Wikimem(Measure):
 
     def prepare(self, context: Context) -> People | None:
         """Whose facts are asked for; None where there are none. Raises RunError, or DataError for a faulty file."""
-        from oblivionis.data.tokenize import whole_text
         from oblivionis.measures.wikimem.people import People
 
         tokenizer, template = context.tokenizer, context.assembled.template
