@@ -9,7 +9,7 @@ import numpy as np
 from oblivionis import seeds
 from oblivionis.client.worker import Worker
 from oblivionis.data.records import Record
-from oblivionis.erasure.records_on_node import NodeRecords
+from oblivionis.erasure.node_record_files import NodeRecords
 
 
 def fedavg(worker: Worker, base: np.ndarray, records: Sequence[Record | None], sampling: str) -> np.ndarray:

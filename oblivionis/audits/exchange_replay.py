@@ -35,7 +35,7 @@ from oblivionis.erasure.events import reported_numbers
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, RUN_LEARNED, NodeLedger
-from oblivionis.erasure.records_on_node import FACTS_FILE, beside_hash, read_node, read_references, records_hash
+from oblivionis.erasure.node_record_files import FACTS_FILE, beside_hash, read_node, read_references, records_hash
 from oblivionis.erasure.request import Request
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
@@ -46,7 +46,7 @@ from oblivionis.models.client_ranks import fitting
 from oblivionis.naming import REFERENCES_TABLE, simulated_folder
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
-from oblivionis.runs.run_events import served_again
+from oblivionis.runs.ledger_run_events import served_again
 from oblivionis.runs.updates import open_updates
 from strategies import message_keys
 from strategies.metric_schema import UNLEARN

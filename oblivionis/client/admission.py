@@ -11,7 +11,7 @@ from oblivionis.config.allowed_code import permit_code
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.records_on_node import DATA_NODES
+from oblivionis.erasure.node_record_files import DATA_NODES
 from oblivionis.errors import ClientError
 from oblivionis.models.fingerprint import fingerprint_model
 from strategies import message_keys

@@ -14,7 +14,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.twins import find_twins
-from oblivionis.erasure.records_on_node import FACTS_FILE, read_references
+from oblivionis.erasure.node_record_files import FACTS_FILE, read_references
 from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.measures import registry

@@ -17,7 +17,7 @@ from oblivionis.data.records import Record
 from oblivionis.data.twins import content_key
 from oblivionis.erasure.hidden_requests import sealed_counts, seals
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.records_on_node import read_node, read_references
+from oblivionis.erasure.node_record_files import read_node, read_references
 from oblivionis.erasure.standing_demands import hold_back
 from oblivionis.erasure.unlearn_messages import accept
 from oblivionis.errors import ClientError

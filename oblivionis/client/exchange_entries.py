@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from oblivionis.client.exchange import Exchange
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
-from oblivionis.erasure.records_on_node import beside_hash, records_hash
+from oblivionis.erasure.node_record_files import beside_hash, records_hash
 from oblivionis.runs.directory import vector_hash
 
 

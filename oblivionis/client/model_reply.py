@@ -13,7 +13,7 @@ from oblivionis import seeds
 from oblivionis.client.compression_residuals import Residuals
 from oblivionis.client.exchange import Exchange
 from oblivionis.client.update_encoding import packed
-from oblivionis.erasure.records_on_node import records_hash
+from oblivionis.erasure.node_record_files import records_hash
 from oblivionis.errors import ClientError
 from strategies import message_keys
 from strategies.privacy.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from oblivionis.client.node_policy_guard import Guard
 from oblivionis.erasure.node_folder import NodeFolder
-from oblivionis.erasure.records_on_node import DATA_NODES, NODE_DIR, NODES_DIR, node_folder
+from oblivionis.erasure.node_record_files import DATA_NODES, NODE_DIR, NODES_DIR, node_folder
 from oblivionis.erasure.unlearn_messages import Demand, read_demands
 from oblivionis.errors import ClientError
 from oblivionis.runtime import client_process

@@ -28,7 +28,7 @@ from oblivionis.client.node_policy import MOST_RANK, POLICY_FILE, Policy, Policy
 from oblivionis.config import dataset_traits, extension_traits
 from oblivionis.config.schema import OWN_RECORDS, Config, Data, Model, Unlearning
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.records_on_node import NODE_DIR
+from oblivionis.erasure.node_record_files import NODE_DIR
 from oblivionis.erasure.request_states import own_id
 from oblivionis.erasure.unlearn_messages import Demand
 from oblivionis.errors import ClientError, FileError, OblivionisError

@@ -26,7 +26,7 @@ from oblivionis.erasure.hidden_requests import Opened, open_commitment, unsettle
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.records_on_node import read_node
+from oblivionis.erasure.node_record_files import read_node
 from oblivionis.erasure.verification_rules import VERIFIED, Judgement, Thresholds
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json

@@ -31,7 +31,7 @@ from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.data.twins import with_twins
-from oblivionis.erasure.records_on_node import NodeRecords
+from oblivionis.erasure.node_record_files import NodeRecords
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble, of_rank, refitted

@@ -6,7 +6,7 @@ ledgers have one vocabulary: a node enters what a server says of a request by th
 
 Lines are read into these structs and never written from them: a line keeps the order of fields in which its writer gave
 it, and with it the bytes that its hash was taken of. Fields and events that are unknown are left alone, so that lines
-of other versions stay readable; the events of the run itself are declared in `oblivionis.runs.run_events`.
+of other versions stay readable; the events of the run itself are declared in `oblivionis.runs.ledger_run_events`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 
 from oblivionis.erasure.request import COVERED, OPEN, PENDING, REJECTED, SERVED, NodeRequest, Request, RequestError
 from oblivionis.erasure.verification_rules import NOT_VERIFIED, OUTCOMES, VERIFIED
-from oblivionis.runs.run_events import SHAPES
+from oblivionis.runs.ledger_run_events import SHAPES
 from strategies.message_keys import SCOPE_RECORDS
 from strategies.metric_schema import UNLEARN
 from strategies.rounds.request_source import SCOPES

@@ -29,8 +29,8 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.events import Committed, read_event
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import COMMITTED, REJOINED, SESSION, NodeLedger, not_held
+from oblivionis.erasure.node_record_files import read_node
 from oblivionis.erasure.query_schema import COUNTED, LEFT_OUT, LONGEST_SESSION, ROLLED_BACK, SessionOutcome
-from oblivionis.erasure.records_on_node import read_node
 from oblivionis.erasure.request import SEALED, NodeRequest
 from oblivionis.erasure.request_states import NodeStates
 from oblivionis.erasure.unlearn_messages import Demand

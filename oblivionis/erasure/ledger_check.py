@@ -14,7 +14,7 @@ from oblivionis.erasure.request import RequestError
 from oblivionis.erasure.request_states import NodeStates, RunStates
 from oblivionis.errors import RunError
 from oblivionis.files import checked as of_shape
-from oblivionis.runs.run_events import run_name
+from oblivionis.runs.ledger_run_events import run_name
 
 E = TypeVar("E", bound=Event)
 _Noted = tuple[int, str, int]

@@ -16,7 +16,7 @@ from oblivionis.erasure.request import REJECTED, SERVED, Request
 from oblivionis.erasure.unrequested_records import OpenRecords
 from oblivionis.erasure.verification_rules import Judgement, Thresholds
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.run_events import SERVED_AGAIN
+from oblivionis.runs.ledger_run_events import SERVED_AGAIN
 from strategies.message_keys import ERASURE, SCOPE_CLIENT
 from strategies.metric_schema import UNLEARN
 from strategies.rounds.request_source import RequestSource, UnlearnRequest

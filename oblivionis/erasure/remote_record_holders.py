@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from oblivionis.config.schema import Config
 from oblivionis.data.subjects import Subjects
 from oblivionis.erasure.hidden_requests import seals
-from oblivionis.erasure.records_on_node import DATA_NODES
+from oblivionis.erasure.node_record_files import DATA_NODES
 from oblivionis.runs.known_nodes import KnownNodes
 from strategies import message_keys
 from strategies.metric_schema import MOST

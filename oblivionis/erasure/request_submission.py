@@ -13,7 +13,7 @@ from oblivionis.data.twins import content_key, find_twins, with_twins
 from oblivionis.erasure.named_alike import NOTHING_ALIKE, SHOWN, Decision, decide
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import DECIDED, WITHDRAWN, NodeLedger
-from oblivionis.erasure.records_on_node import read_node
+from oblivionis.erasure.node_record_files import read_node
 from oblivionis.erasure.request import NodeRequest
 from oblivionis.erasure.standing_demands import not_meant, stands_for
 from oblivionis.erasure.verification_rules import of_twins

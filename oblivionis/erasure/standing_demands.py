@@ -18,7 +18,7 @@ from oblivionis.data.subjects import Alike, Subjects
 from oblivionis.data.twins import Twin, content_key, find_twins
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import HELD_BACK, NEAR_COPIES, NodeLedger
-from oblivionis.erasure.records_on_node import contents
+from oblivionis.erasure.node_record_files import contents
 from oblivionis.erasure.request import NodeRequest
 from oblivionis.naming import subject_key
 

@@ -16,7 +16,7 @@ from oblivionis.data.twins import find_twins
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.named_alike import as_text
 from oblivionis.erasure.node_folder import NodeFolder
-from oblivionis.erasure.records_on_node import counts, read_node
+from oblivionis.erasure.node_record_files import counts, read_node
 from oblivionis.erasure.standing_demands import Later, find_later
 from oblivionis.errors import OblivionisError
 from oblivionis.measures.audit_numbers import MOMENTS, read_audit

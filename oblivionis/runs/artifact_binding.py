@@ -25,7 +25,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.files import checked, json_text, read_bytes, tell
 from oblivionis.runs.directory import RunDirectory, read_checkpoint, vector_hash
-from oblivionis.runs.run_events import (
+from oblivionis.runs.ledger_run_events import (
     BEGUN,
     CHECKPOINT,
     MEASURED,

@@ -57,7 +57,7 @@ from oblivionis.files import (
     write_json,
 )
 from oblivionis.runs import file_schemas
-from oblivionis.runs.run_events import BEGUN, CHECKPOINT, SEALING, SHAPES, STAGE
+from oblivionis.runs.ledger_run_events import BEGUN, CHECKPOINT, SEALING, SHAPES, STAGE
 from oblivionis.version import __version__
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")

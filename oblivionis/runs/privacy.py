@@ -19,7 +19,7 @@ from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, Events, added, calibrated, epsilon, unsampled
 from oblivionis.runs.file_schemas import PrivacyAccount
-from oblivionis.runs.run_events import ACCOUNT, BEGUN, COST, RELEASE, ROLLED_BACK
+from oblivionis.runs.ledger_run_events import ACCOUNT, BEGUN, COST, RELEASE, ROLLED_BACK
 from strategies.privacy.private_mean import Release
 
 FILE = "privacy.json"

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
-from oblivionis.erasure.records_on_node import NODES_DIR
+from oblivionis.erasure.node_record_files import NODES_DIR
 from oblivionis.measures.assessor import Measured
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import named_metrics

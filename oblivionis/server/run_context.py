@@ -21,8 +21,8 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.alternative_answers_check import check_alternatives
 from oblivionis.erasure.hidden_requests import seals
 from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_record_files import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
-from oblivionis.erasure.records_on_node import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.erasure.remote_record_holders import RemoteHoldings, query_config
 from oblivionis.erasure.schedule import holdings_of, policy_of
 from oblivionis.erasure.verification_rules import Thresholds

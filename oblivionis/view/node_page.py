@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from oblivionis.data.records import Record
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.records_on_node import read_node
+from oblivionis.erasure.node_record_files import read_node
 from oblivionis.erasure.request import NodeRequest
 from oblivionis.erasure.request_submission import submit
 from oblivionis.erasure.standing_demands import find_later

@@ -7,8 +7,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from oblivionis.client.admission import learn_configuration
 from oblivionis.client.node_message import NodeMessage
 from oblivionis.erasure.hidden_requests import sealed_counts
+from oblivionis.erasure.node_record_files import CONFIG_HASH, NodeRecords, counts, read_node
 from oblivionis.erasure.node_request_sources import answer_query
-from oblivionis.erasure.records_on_node import CONFIG_HASH, NodeRecords, counts, read_node
 from oblivionis.erasure.standing_demands import hold_back
 from strategies import message_keys
 

@@ -35,7 +35,7 @@ from oblivionis.data.wikidata.entities import (
     label_of,
     property_of,
 )
-from oblivionis.data.wikidata.samples import IdSet, Reservoir
+from oblivionis.data.wikidata.reservoir_sampling import IdSet, Reservoir
 from oblivionis.data.wikidata.stream import Batch, DumpError
 
 COHORTS = ("well-known", "lesser-known")

@@ -29,8 +29,8 @@ from oblivionis.runs import artifact_binding
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failed_evaluators import failures
-from oblivionis.runs.run_events import run_name as told_name
-from oblivionis.runs.run_events import served_again
+from oblivionis.runs.ledger_run_events import run_name as told_name
+from oblivionis.runs.ledger_run_events import served_again
 
 STAGE = "unlearn"
 EVENT_FIELDS = (

@@ -14,7 +14,7 @@ from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.data import idk_answers
 from oblivionis.data.records import Corpus, Record
-from oblivionis.erasure.records_on_node import NodeRecords
+from oblivionis.erasure.node_record_files import NodeRecords
 from oblivionis.errors import ClientError
 
 

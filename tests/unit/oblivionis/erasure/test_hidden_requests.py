@@ -26,8 +26,8 @@ from oblivionis.erasure.hidden_requests import (
 )
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.node_record_files import counts
 from oblivionis.erasure.query_schema import COUNTED, LEFT_OUT, ROLLED_BACK, SessionOutcome
-from oblivionis.erasure.records_on_node import counts
 from oblivionis.erasure.unlearn_messages import Demand
 
 RUN = "clinics"

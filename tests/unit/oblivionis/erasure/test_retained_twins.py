@@ -9,7 +9,7 @@ from support.nodes import write_lines
 from oblivionis.data.datasets import fictitious
 from oblivionis.data.twins import WORD_FOR_WORD, Twin
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.records_on_node import read_node, read_references
+from oblivionis.erasure.node_record_files import read_node, read_references
 from oblivionis.erasure.request import Request
 from oblivionis.erasure.retained_twins import (
     Twins,

@@ -10,7 +10,7 @@ from oblivionis.data.records import Record
 from oblivionis.data.twins import content_key
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
-from oblivionis.erasure.records_on_node import counts, read_node
+from oblivionis.erasure.node_record_files import counts, read_node
 from oblivionis.erasure.request_submission import submit, withdraw
 from oblivionis.erasure.standing_demands import hold_back
 from oblivionis.errors import OblivionisError

@@ -1,6 +1,6 @@
 """What the lines of a run's ledger say of exchanges that were held anew, or undone."""
 
-from oblivionis.runs.run_events import served_again
+from oblivionis.runs.ledger_run_events import served_again
 
 
 def _again(number: int, *requests: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from oblivionis.audits.wikimem_build import build
 from oblivionis.data.person_facts import read_facts
 from oblivionis.data.wikidata.entities import Rejected, entity_of, human_of
 from oblivionis.data.wikidata.reader import OVERSAMPLING, Labels, Options, Survey, wanted_labels
-from oblivionis.data.wikidata.samples import IdSet, Reservoir
+from oblivionis.data.wikidata.reservoir_sampling import IdSet, Reservoir
 from oblivionis.data.wikidata.stream import Batch, Position
 from oblivionis.data.wikidata.tables import tables
 

@@ -14,8 +14,8 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.data.errors import DataError
 from oblivionis.erasure.ledger import Ledger, NoRequests
+from oblivionis.erasure.node_record_files import counts, node_folder, read_node, read_references
 from oblivionis.erasure.record_holders import SimulatedRequests
-from oblivionis.erasure.records_on_node import counts, node_folder, read_node, read_references
 from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.erasure.request import Request, RequestError
 from oblivionis.erasure.schedule import read_schedule
