@@ -390,7 +390,17 @@ def check_quantities(method: str, names: Collection[str]) -> None:
 
 
 def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:
-    """`names` with the quantity that the chosen retain loss needs."""
+    """Quantities with the one that the chosen retain loss needs.
+
+    Parameters
+    ----------
+    names : collection of str
+    retain_loss : {"nll", "kl"}
+
+    Returns
+    -------
+    frozenset of str
+    """
     more = {"retain_reference_kl"} if "retain_loss" in names and retain_loss == "kl" else set()
     return frozenset(names) | more
 

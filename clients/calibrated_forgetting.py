@@ -292,7 +292,21 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Predictions of the answer tokens of some records, with the statistics computed so far."""
+    """Predictions of the answer tokens of some records, with the statistics computed so far.
+
+    Attributes
+    ----------
+    rows : AnswerRows
+        What predicts the T answer tokens, one record after the other.
+    labels : tensor (T,), int
+        Their ids.
+    lengths : list of int
+        How many each record has.
+    known : dict
+        Log-probabilities (T,) and mean entropy, nats, by sharpness.
+    curve : dict
+        What `at` gave, by node.
+    """
 
     rows: AnswerRows
     labels: Tensor
@@ -344,7 +358,18 @@ class Tokens:
 
 
 def batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:
-    """Batches of records in order: `batch_size` at once, or more where they have at most `_TOKENS` tokens."""
+    """Batches of records, in order.
+
+    Parameters
+    ----------
+    records : sequence of TokenSequence
+    batch_size : int, at least 1
+        Records in a batch; more where they have at most `_TOKENS` tokens.
+
+    Yields
+    ------
+    sequence of TokenSequence
+    """
     start = 0
     while start < len(records):
         end, tokens = start, 0
@@ -395,7 +420,17 @@ def _place(node: int) -> float:
 
 
 def logit(nll: np.ndarray) -> np.ndarray:
-    """Logit log(p/(1 − p)) of the probabilities exp(−nll)."""
+    """Logit log(p/(1 − p)) of probabilities.
+
+    Parameters
+    ----------
+    nll : array, any shape
+        −log p, nats; at least `_LEAST_NLL` counts.
+
+    Returns
+    -------
+    array of the same shape
+    """
     nll = np.maximum(nll, _LEAST_NLL)
     return -nll - np.log(-np.expm1(-nll))
 

@@ -297,6 +297,11 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
     Unlike the older kind it needs no gradient of the embeddings: transformers' hook for that, which would stay for
     good, is removed.
 
+    Parameters
+    ----------
+    model : nn.Module
+        A transformers model, or one around it.
+
     Raises
     ------
     ValueError

@@ -25,6 +25,10 @@ permitted: set[str] = set()
 def read_code(file: Path) -> bytes:
     """Read a file of code.
 
+    Parameters
+    ----------
+    file : Path
+
     Returns
     -------
     bytes
@@ -47,12 +51,33 @@ def read_code(file: Path) -> bytes:
 
 
 def code_hash(file: Path) -> str:
-    """SHA-256 of a file of code, in hexadecimal digits; ValueError as `read_code`."""
+    """SHA-256 of a file of code.
+
+    Parameters
+    ----------
+    file : Path
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+
+    Raises
+    ------
+    ValueError
+        As `read_code`.
+    """
     return hashlib.sha256(read_code(file)).hexdigest()
 
 
 def permit(sha256: str) -> None:
-    """Let this process run code with this SHA-256 (hexadecimal digits)."""
+    """Let this process run code with a certain SHA-256.
+
+    Parameters
+    ----------
+    sha256 : str
+        64 hexadecimal digits.
+    """
     permitted.add(sha256)
 
 

@@ -206,7 +206,18 @@ def unlearn_privately(
 
 
 def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
-    """Raise ValueError unless every part of the gradient is about one record, so that it can be clipped."""
+    """Check that every part of the gradient is about one record, so that it can be clipped.
+
+    Parameters
+    ----------
+    loss : Method
+    options : UnlearnOptions
+
+    Raises
+    ------
+    ValueError
+        For another loss, and for an option that goes by more than the gradients of single records.
+    """
     if not loss.per_record:
         raise ValueError(f"{loss.name} is no sum of terms about one record each, which could be clipped")
     if option := options.more_than_a_loss():
@@ -215,7 +226,12 @@ def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
 
 @dataclass
 class Work:
-    """Updates of one exchange by DP-SGD; attributes as the parameters of `train_privately`.
+    """Updates of one exchange by DP-SGD.
+
+    Attributes
+    ----------
+    model, flat, settings, privacy, seed, exactly
+        As in `train_privately`.
 
     Raises
     ------

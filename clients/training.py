@@ -38,9 +38,22 @@ class TrainReport:
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """Batches of one epoch: a random permutation of range(count) in pieces of `size`, the last possibly smaller.
+    """Batches of one epoch: a random permutation of the records, cut into pieces.
 
     The same as a DataLoader with batches of this size over that permutation.
+
+    Parameters
+    ----------
+    count : int
+        Number of records.
+    size : int, at least 1
+        Records in a batch; the last may have fewer.
+    generator : torch.Generator, on the CPU
+
+    Yields
+    ------
+    list of int
+        Numbers below `count`.
     """
     order = torch.randperm(count, generator=generator).tolist()
     for start in range(0, count, size):

@@ -58,7 +58,16 @@ def view(array: Array) -> NDArray:
 
 
 def finite(array: NDArray) -> bool:
-    """Whether `array` holds no NaN and no infinite number."""
+    """Whether an array holds no NaN and no infinite number.
+
+    Parameters
+    ----------
+    array : array, any shape
+
+    Returns
+    -------
+    bool
+    """
     if array.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
@@ -68,7 +77,18 @@ def finite(array: NDArray) -> bool:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """Slices that cover `size` numbers, `BLOCK` at a time."""
+    """Cut an array into blocks of `BLOCK` numbers, the last possibly smaller.
+
+    Parameters
+    ----------
+    size : int, at least 0
+        How many numbers the array has.
+
+    Yields
+    ------
+    slice
+        Of one block.
+    """
     for start in range(0, size, BLOCK):
         yield slice(start, min(start + BLOCK, size))
 
@@ -95,7 +115,16 @@ def weighted_sum(arrays: Sequence[NDArray], weights: Sequence[float]) -> NDArray
 
 
 def store(target: NDArray, block: slice, values: NDArray[np.float64]) -> None:
-    """Write float64 `values` into `target[block]`, rounded to its dtype."""
+    """Write float64 numbers into a block of an array, rounded to its dtype.
+
+    Parameters
+    ----------
+    target : array (n,), number
+        Changed in place.
+    block : slice
+    values : array, float64
+        As many as the block has.
+    """
     with np.errstate(over="ignore"):
         target[block] = values if target.dtype.kind == "f" else np.rint(values)
 
@@ -124,7 +153,17 @@ def distance(a: ArrayRecord, b: ArrayRecord) -> float:
 
 
 def norm(arrays: ArrayRecord) -> float:
-    """L2 norm over all arrays together, in float64; infinite where that cannot hold its square."""
+    """L2 norm over all arrays together, in float64.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+
+    Returns
+    -------
+    float, at least 0
+        Infinite where float64 cannot hold its square.
+    """
     total = 0.0
     with np.errstate(over="ignore"):
         for array in arrays.values():
@@ -171,7 +210,17 @@ def merged(
 
 
 def fingerprint(arrays: ArrayRecord) -> str:
-    """SHA-256 of the numbers of all arrays, one after the other, 64 hexadecimal digits."""
+    """SHA-256 of the numbers of all arrays, one array after the other; their names do not count.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     for array in arrays.values():
         digest.update(view(array).tobytes())
@@ -180,6 +229,12 @@ def fingerprint(arrays: ArrayRecord) -> str:
 
 def with_dtypes_of(reference: ArrayRecord, arrays: ArrayRecord) -> ArrayRecord:
     """Cast arrays back to the dtypes of `reference` where a strategy changed them (as Flower's FedAdam does).
+
+    Parameters
+    ----------
+    reference : ArrayRecord
+    arrays : ArrayRecord
+        With the names and shapes of `reference`.
 
     Returns
     -------

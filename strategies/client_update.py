@@ -65,6 +65,10 @@ class ClientUpdate:
 def shares(updates: Sequence[ClientUpdate]) -> list[float]:
     """Aggregation weights α_k = n_k / Σ n_j in the order of `updates`.
 
+    Parameters
+    ----------
+    updates : sequence of ClientUpdate
+
     Returns
     -------
     list of float

@@ -12,12 +12,32 @@ def _written(share: float) -> Fraction:
 
 
 def floor_of(share: float, count: int) -> int:
-    """⌊share · count⌋ of a finite share."""
+    """⌊share · count⌋, exactly.
+
+    Parameters
+    ----------
+    share : float, finite
+    count : int
+
+    Returns
+    -------
+    int
+    """
     return math.floor(_written(share) * count)
 
 
 def ceil_of(share: float, count: int) -> int:
-    """⌈share · count⌉ of a finite share."""
+    """⌈share · count⌉, exactly.
+
+    Parameters
+    ----------
+    share : float, finite
+    count : int
+
+    Returns
+    -------
+    int
+    """
     return math.ceil(_written(share) * count)
 
 
@@ -25,10 +45,28 @@ def above(share: float) -> float:
     """The next float above a share, 0 for 0.
 
     Flower truncates its float product of share and count, which for this float is `floor_of` the share.
+
+    Parameters
+    ----------
+    share : float, at least 0
+
+    Returns
+    -------
+    float
     """
     return math.nextafter(share, math.inf) if share else share
 
 
 def parts_in(count: float, share: float) -> int:
-    """⌊count / share⌋, exactly, for a share above 0."""
+    """⌊count / share⌋, exactly.
+
+    Parameters
+    ----------
+    count : float, finite
+    share : float above 0
+
+    Returns
+    -------
+    int
+    """
     return math.floor(_written(count) / _written(share))

@@ -53,17 +53,48 @@ NODE_UNAVAILABLE: int = ErrorCode.NODE_UNAVAILABLE
 
 
 def valid_replies(strategy: FedAvg, replies) -> list[Message]:
-    """Training replies without errors; Flower itself checks and logs whether they fit together."""
+    """Training replies without errors; the errors are logged.
+
+    Parameters
+    ----------
+    strategy : FedAvg
+        Flower's, or one made from it.
+    replies : iterable of Message
+
+    Returns
+    -------
+    list of Message
+
+    Raises
+    ------
+    InconsistentMessageReplies
+        Flower's, for replies whose records do not fit together.
+    """
     return strategy._check_and_log_replies(replies, is_train=True)[0]
 
 
 def set_message_id(message: Message, identifier: str) -> None:
-    """Set the id of a message, which a grid gives when it sends it; Flower's own attribute is read-only."""
+    """Set the id of a message, which a grid does when it sends it; Flower's own attribute is read-only.
+
+    Parameters
+    ----------
+    message : Message
+        Changed in place.
+    identifier : str
+    """
     message.metadata.__dict__["_message_id"] = identifier
 
 
 def set_sender(message: Message, node: int) -> None:
-    """Set the sender of a message, as for an error that the SuperLink makes."""
+    """Set the sender of a message, as for an error that the SuperLink makes.
+
+    Parameters
+    ----------
+    message : Message
+        Changed in place.
+    node : int
+        Node id.
+    """
     message.metadata.__dict__["_src_node_id"] = node
 
 

@@ -79,7 +79,19 @@ COUNTS: Mapping[str, Numbers] = {
 
 
 def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:
-    """What is wrong with the known ones of `metrics`; empty if nothing is."""
+    """Check the reported metrics that `numbers` names.
+
+    Parameters
+    ----------
+    metrics : mapping
+        Value by name.
+    numbers : Numbers
+
+    Returns
+    -------
+    str
+        What is wrong with the first one that is missing or does not fit; empty if nothing is.
+    """
     for name, number in numbers.items():
         if name not in metrics:
             if number.required:
@@ -90,5 +102,16 @@ def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:
 
 
 def known(metrics: MetricRecord, numbers: Numbers) -> MetricRecord:
-    """The metrics that have a known name, and the partition id."""
+    """Drop the metrics of unknown names.
+
+    Parameters
+    ----------
+    metrics : MetricRecord
+    numbers : Numbers
+
+    Returns
+    -------
+    MetricRecord
+        A new one with the metrics that `numbers` names, and the partition id.
+    """
     return MetricRecord({k: v for k, v in metrics.items() if k in numbers or k == message_keys.PARTITION_ID})

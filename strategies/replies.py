@@ -124,12 +124,34 @@ def judge(
 
 
 def metrics_of(reply: Message) -> MetricRecord:
-    """The one MetricRecord of a valid reply."""
+    """The one MetricRecord of a valid reply.
+
+    Parameters
+    ----------
+    reply : Message
+        With a MetricRecord.
+
+    Returns
+    -------
+    MetricRecord
+        Not a copy.
+    """
     return next(iter(reply.content.metric_records.values()))
 
 
 def error_text(reply: Message) -> str:
-    """Code and reason of an error reply in one line; of a Python traceback only the exception."""
+    """Code and reason of an error reply; of a Python traceback only the exception.
+
+    Parameters
+    ----------
+    reply : Message
+        With an error.
+
+    Returns
+    -------
+    str
+        One line, sanitised and truncated as by `clean`.
+    """
     reason = reply.error.reason or ""
     lines = [line for text in reason[-_LONGEST_TRACEBACK:].splitlines() if (line := plain(text))]
     text = clean("; ".join(lines[-1:] if "Traceback" in reason or "RayTaskError" in reason else lines))

@@ -20,7 +20,17 @@ _OBEYED = ("Cc", "Cs", "Zl", "Zp")
 
 
 def plain(text: str) -> str:
-    """`text` in one line, without escape sequences, control characters, lone surrogates and invisible marks."""
+    """Sanitise a text.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    str
+        In one line, without escape sequences, control characters, lone surrogates and invisible marks.
+    """
     if text.isprintable():
         return " ".join(text.split())
     return " ".join("".join(map(_shown, _SEQUENCES.sub("", text))).split())

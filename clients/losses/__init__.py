@@ -215,7 +215,23 @@ def _method(name: str, module: ModuleType) -> Method:
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
-    """Hyperparameters of a method with their defaults."""
+    """Hyperparameters of a method.
+
+    Parameters
+    ----------
+    name : str
+        As in `get`.
+
+    Returns
+    -------
+    dict
+        Default by name.
+
+    Raises
+    ------
+    ValueError
+        As `get`.
+    """
     return dict(get(name).defaults)
 
 

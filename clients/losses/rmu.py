@@ -65,6 +65,12 @@ def rmu(
 def control_vector(size: int, seed: int) -> Tensor:
     """Random direction u: entries uniform in [0, 1), scaled to length 1; equal for all clients and rounds of a seed.
 
+    Parameters
+    ----------
+    size : int
+        Length of a state, d.
+    seed : int
+
     Returns
     -------
     tensor (size,)

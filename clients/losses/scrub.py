@@ -70,6 +70,11 @@ def phases(epoch: int, *, msteps: int, **_: Any) -> list[tuple[str, ...]]:
 
     The min-step comes first because at the model as received the divergence has no gradient to ascend.
 
+    Parameters
+    ----------
+    epoch : int, from 0
+    msteps : int, at least 0
+
     Returns
     -------
     list of tuples of str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.hook import EvaluationError, EvaluationSession, Hook
@@ -62,8 +65,6 @@ def evaluate_model(
 ) -> Evaluation:
     """The TOFU metrics (Maini et al. 2024; Oblivionis eqs. 10 to 18) of a model, however it was trained.
 
-    The numbers are those of `oblivionis evaluate`.
-
     Parameters
     ----------
     model : ModelLike
@@ -88,6 +89,7 @@ def evaluate_model(
     Returns
     -------
     Evaluation
+        With the numbers of `oblivionis evaluate`.
 
     Raises
     ------
@@ -99,35 +101,16 @@ def evaluate_model(
         For an oracle that does not fit, and other values out of range.
     """
     _check_sets(questions)
-    if oracle is not None and (oracle.truth_ratio != truth_ratio or not oracle.truth_ratios.size):
-        raise ValueError(
-            f"the oracle needs {truth_ratio} truth ratios of forget questions: evaluate the retrained model with the "
-            f"same questions and truth_ratio={truth_ratio!r}"
-        )
+    ratios = _ratios_of(oracle, truth_ratio)
     network, tokenizer = loaded(model)
     style = template or PromptTemplate()
     asked = {
         name: questions_of(rows, name, network, tokenizer, style, max_length, on_overflow)
         for name, rows in questions.items()
     }
-    evaluator = TofuEvaluator(
-        asked,
-        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        truth_ratio,
-        None if oracle is None else oracle.truth_ratios.tolist(),
-        Profile(max_new_tokens=max_new_tokens),
-        rouge,
-    )
-    pad_id: Any = tokenizer.pad_token_id
-    session = EvaluationSession(network, stop_ids=stop_ids(tokenizer, network, style), pad_id=pad_id or 0)
-    try:
-        with fused_lora(network):
-            result = Hook([evaluator], strict=True).run(session).results[evaluator.name]
-    except EvaluationError as error:
-        raise ModelError(f"the model cannot be evaluated: {error.__cause__}") from error
-    details = result.details
-    ratios = np.asarray(details["forget_truth_ratios"])
-    return Evaluation(result.metrics, details["log"], ratios, truth_ratio, result.notes)
+    profile = Profile(max_new_tokens=max_new_tokens)
+    evaluator = TofuEvaluator(asked, partial(_text, tokenizer), truth_ratio, ratios, profile, rouge)
+    return _evaluated(network, tokenizer, style, evaluator)
 
 
 def _check_sets(names: Collection[str]) -> None:
@@ -138,3 +121,36 @@ def _check_sets(names: Collection[str]) -> None:
             raise DataError(f"unknown question set {name!r}; {hint}")
     if not names:
         raise DataError(f"no questions; expected some of the sets {', '.join(SECTIONS)}")
+
+
+def _ratios_of(oracle: Evaluation | None, truth_ratio: str) -> list[float] | None:
+    """The truth ratios of an oracle; ValueError where they are of another convention, or there are none."""
+    if oracle is None:
+        return None
+    if oracle.truth_ratio != truth_ratio or not oracle.truth_ratios.size:
+        raise ValueError(
+            f"the oracle needs {truth_ratio} truth ratios of forget questions: evaluate the retrained model with the "
+            f"same questions and truth_ratio={truth_ratio!r}"
+        )
+    return oracle.truth_ratios.tolist()
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of token ids, without special tokens."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _evaluated(
+    network: nn.Module, tokenizer: PreTrainedTokenizerBase, style: PromptTemplate, evaluator: TofuEvaluator
+) -> Evaluation:
+    """What an evaluator finds of a model; ModelError where it cannot be evaluated."""
+    pad_id: Any = tokenizer.pad_token_id
+    session = EvaluationSession(network, stop_ids=stop_ids(tokenizer, network, style), pad_id=pad_id or 0)
+    try:
+        with fused_lora(network):
+            result = Hook([evaluator], strict=True).run(session).results[evaluator.name]
+    except EvaluationError as error:
+        raise ModelError(f"the model cannot be evaluated: {error.__cause__}") from error
+    details = result.details
+    ratios = np.asarray(details["forget_truth_ratios"])
+    return Evaluation(result.metrics, details["log"], ratios, evaluator.convention, result.notes)

@@ -12,7 +12,8 @@ from typing import Any
 
 _LARGE = 1 << 16
 """Bytes from which on the contents of an array are not sent through the socket."""
-_SHARED = hasattr(os, "memfd_create")
+SHARED = hasattr(os, "memfd_create")
+"""Whether there is anonymous memory."""
 _HEADER = struct.Struct("<QQ")
 
 
@@ -85,7 +86,7 @@ class _Pickler(pickle.Pickler):
         self._buffers, self._end = buffers, 0
 
     def persistent_id(self, obj: object) -> tuple[int, int] | None:
-        if not (_SHARED and isinstance(obj, bytes) and len(obj) >= _LARGE):
+        if not (SHARED and isinstance(obj, bytes) and len(obj) >= _LARGE):
             return None
         self._buffers.append(pickle.PickleBuffer(obj))
         first, self._end = self._end, self._end + len(obj)

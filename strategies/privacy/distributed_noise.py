@@ -196,7 +196,19 @@ def counting(multiplier: float, norm: float, clients: int) -> float:
 
 
 def joint_norm(norm: float, count: float) -> float:
-    """L2 norm of an update of length `norm` with ± `count`/2 appended."""
+    """L2 norm of an update with the clipping indicator of `contribution` appended.
+
+    Parameters
+    ----------
+    norm : float, at least 0
+        Of the update.
+    count : float, at least 0
+        Weight κ; ± κ/2 is appended.
+
+    Returns
+    -------
+    float, at least 0
+    """
     return math.hypot(norm, count / 2)
 
 

@@ -89,7 +89,17 @@ def adapter_places(
 
 
 def flattened(arrays: ArrayRecord) -> NDArray:
-    """All numbers of a model, one array after the other, (n,)."""
+    """All numbers of a model, one array after the other.
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        At least one.
+
+    Returns
+    -------
+    array (n,)
+    """
     return np.concatenate([view(array).reshape(-1) for array in arrays.values()])
 
 

@@ -41,7 +41,17 @@ class PGAProtocol(ByUnlearning):
 
 
 def build(context: ProtocolContext, *, radius: float | None = None) -> PGAProtocol:
-    """Make the protocol from what a run offers; `radius` is for the clients and has no effect here.
+    """Make the protocol from what a run offers.
+
+    Parameters
+    ----------
+    context : ProtocolContext
+    radius : float, optional
+        Used by the clients, and not here.
+
+    Returns
+    -------
+    PGAProtocol
 
     Raises
     ------

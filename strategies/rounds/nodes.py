@@ -347,7 +347,13 @@ class OrderedGrid(PassingGrid):
 
 @contextmanager
 def seeded(*labels: object) -> Iterator[None]:
-    """Context in which Python's global `random` (Flower's samplers use it) is seeded from `labels`, then restored."""
+    """Context in which Python's global `random` (Flower's samplers use it) is seeded; its state is restored after.
+
+    Parameters
+    ----------
+    *labels : object
+        Their texts determine the seed.
+    """
     saved = random.getstate()
     random.seed("/".join(map(str, labels)))
     try:

@@ -50,7 +50,17 @@ class UnlearnRequest:
 
 
 def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnRequest]]:
-    """Group requests by client, each group ordered by request id; clients in the order of their first request."""
+    """Group requests by client.
+
+    Parameters
+    ----------
+    requests : iterable of UnlearnRequest
+
+    Returns
+    -------
+    dict of lists of UnlearnRequest
+        By client, in the order of their first requests; each list is ordered by request id.
+    """
     grouped: dict[int, list[UnlearnRequest]] = {}
     for request in requests:
         grouped.setdefault(request.node, []).append(request)
@@ -59,6 +69,10 @@ def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnReque
 
 def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:
     """Config entries that describe the requests of one client in an unlearning message.
+
+    Parameters
+    ----------
+    requests : sequence of UnlearnRequest
 
     Returns
     -------

@@ -18,12 +18,32 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The entries of a state whose names have this prefix, without it."""
+    """The entries of a state whose names have a prefix.
+
+    Parameters
+    ----------
+    state : mapping of arrays
+    prefix : str
+
+    Returns
+    -------
+    dict of arrays
+        By the names without the prefix.
+    """
     return {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
 
 
 def keep_metrics(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:
-    """Enter averaged metrics into `results`, without the partition id."""
+    """Enter averaged metrics into the results, without the partition id.
+
+    Parameters
+    ----------
+    metrics : MetricRecord or None
+        None: nothing is entered.
+    results : dict of MetricRecord
+        By round; changed in place.
+    server_round : int
+    """
     if metrics is not None:
         metrics.pop(message_keys.PARTITION_ID, None)
         results[server_round] = metrics

@@ -179,7 +179,16 @@ def _weight(verdict: ReplyCheck, key: str) -> float:
 
 
 def set_weight(verdict: ReplyCheck, key: str, weight: float) -> None:
-    """Replace the weight in a good reply, in place."""
+    """Replace the weight in a valid reply.
+
+    Parameters
+    ----------
+    verdict : ReplyCheck
+        With a valid reply, which is changed.
+    key : str
+        The metric that is the weight.
+    weight : float above 0
+    """
     assert verdict.reply is not None
     (name, metrics), *_ = verdict.reply.content.metric_records.items()
     verdict.reply.content[name] = MetricRecord({**metrics, key: weight})

@@ -166,12 +166,32 @@ _KINDS = get_type_hints(Terms)
 
 
 def default_shares(clients: int) -> int:
-    """Default number of neighbours for n clients: all up to 32, above that of order log n (Bell et al. 2020)."""
+    """Default number of neighbours: all clients up to 32, above that of order log n (Bell et al. 2020).
+
+    Parameters
+    ----------
+    clients : int, at least 1
+        n.
+
+    Returns
+    -------
+    int
+    """
     return clients if clients <= 32 else 4 * math.ceil(math.log2(clients)) + 9
 
 
 def default_threshold(shares: int) -> int:
-    """Default threshold, more than 0.6 of the shares: up to 0.4 of the clients may drop out."""
+    """Default threshold, more than 0.6 of the shares: up to 0.4 of the clients may drop out.
+
+    Parameters
+    ----------
+    shares : int, at least 3
+        Among how many neighbours a secret is split.
+
+    Returns
+    -------
+    int, at least 3
+    """
     return max(LEAST_CLIENTS, math.floor(0.6 * shares) + 1)
 
 

@@ -28,7 +28,16 @@ def new_private() -> bytes:
 
 
 def public_of(private: bytes) -> bytes:
-    """The public key of a private one, 32 bytes each."""
+    """The public key of a private X25519 key.
+
+    Parameters
+    ----------
+    private : bytes of length 32
+
+    Returns
+    -------
+    bytes of length 32
+    """
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
@@ -56,7 +65,23 @@ def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
 
 
 def fernet_key(private: bytes, public: bytes, purpose: str) -> bytes:
-    """Key with which two clients encrypt for each other, in the form that Flower's `encrypt` takes; see `agreed`."""
+    """Key with which two clients encrypt for each other, in the form that Flower's `encrypt` takes.
+
+    Parameters
+    ----------
+    private, public, purpose
+        As in `agreed`.
+
+    Returns
+    -------
+    bytes of length 44
+        The secret of `agreed` in URL-safe Base64.
+
+    Raises
+    ------
+    ValueError
+        As `agreed`.
+    """
     return base64.urlsafe_b64encode(agreed(private, public, purpose))
 
 
@@ -120,12 +145,34 @@ def quantised(update: NDArray, terms: Terms) -> tuple[NDArray[np.int64], int]:
 
 
 def fixed_point(values: Sequence[float]) -> NDArray[np.int64]:
-    """Tallies as integers in steps of `TALLY_STEP`, clipped to ± `LARGEST_TALLY`."""
+    """Tallies as integers in steps of `TALLY_STEP`.
+
+    Parameters
+    ----------
+    values : sequence of n floats
+        Clipped to ± `LARGEST_TALLY`.
+
+    Returns
+    -------
+    array (n,), int64
+        The nearest.
+    """
     return np.rint(np.clip(np.asarray(values, np.float64), -LARGEST_TALLY, LARGEST_TALLY) / TALLY_STEP).astype(np.int64)
 
 
 def packed(words: Words, bits: int) -> bytes:
-    """Encode `words` (n,) modulo 2^bits, each in ⌈bits/8⌉ bytes, little-endian."""
+    """Encode words modulo 2^bits.
+
+    Parameters
+    ----------
+    words : array (n,), uint64
+    bits : int, 1 to 64
+
+    Returns
+    -------
+    bytes
+        ⌈bits/8⌉ of each word, little-endian.
+    """
     width = -(-bits // 8)
     return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
@@ -157,11 +204,31 @@ def unpacked(data: bytes, count: int, bits: int) -> Words:
 
 
 def modulus_mask(bits: int) -> np.uint64:
-    """2^bits − 1."""
+    """2^bits − 1.
+
+    Parameters
+    ----------
+    bits : int, 1 to 64
+
+    Returns
+    -------
+    uint64
+    """
     return np.uint64(2**bits - 1)
 
 
 def signed(words: Words, bits: int) -> NDArray[np.int64]:
-    """Residues modulo 2^bits as signed integers in [−2^(bits−1), 2^(bits−1)), int64."""
+    """Residues modulo 2^bits as signed integers.
+
+    Parameters
+    ----------
+    words : array (n,), uint64
+    bits : int, 1 to 64
+
+    Returns
+    -------
+    array (n,), int64
+        In [−2^(bits−1), 2^(bits−1)).
+    """
     shift = np.uint64(64 - bits)
     return (words << shift).view(np.int64) >> np.int64(64 - bits)

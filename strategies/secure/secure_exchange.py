@@ -126,5 +126,15 @@ def moved(arrays: ArrayRecord, update: NDArray[np.float64]) -> ArrayRecord:
 
 
 def difference(after: NDArray, before: NDArray) -> NDArray[np.float64]:
-    """A client's update, `after` − `before`, both (n,), in float64."""
+    """A client's update, `after` − `before`.
+
+    Parameters
+    ----------
+    after, before : array (n,)
+        Its model, and the one that it started from.
+
+    Returns
+    -------
+    array (n,), float64
+    """
     return after.astype(np.float64) - before.astype(np.float64)

@@ -29,7 +29,13 @@ COUNTS = {
     *("oblivionis/erasure", "oblivionis/measures"),
     *("oblivionis/measures/tofu", "oblivionis/measures/ruler", "oblivionis/measures/wikimem"),
     *("oblivionis/measures/muse", "oblivionis/measures/membership", "oblivionis/measures/rebound"),
-    *("oblivionis/client", "oblivionis/client/handlers", "oblivionis/server", "oblivionis/flower"),
+    *(
+        "oblivionis/client",
+        "oblivionis/client/handlers",
+        "oblivionis/server",
+        "oblivionis/flower",
+        "oblivionis/runtime",
+    ),
 }
 SHOWS = {
     *("oblivionis/api", "oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),

@@ -352,7 +352,7 @@ def test_weights_that_processes_have_in_common_count_once(monkeypatch: pytest.Mo
         (["federation.clients=40", "federation.client_gpus=0.25"], GPUS, 8),
         (["federation.clients=40", "federation.client_gpus=0.3"], GPUS, 6),
         (["federation.clients=40", "federation.client_gpus=2"], GPUS, 1),
-        (["federation.clients=120", "federation.fraction_train=1", "federation.client_gpus=0.07"], SEVEN, 100),
+        (["federation.clients=120", "federation.fraction_train=1", "federation.client_gpus=0.07"], SEVEN, 98),
         (["federation.client_gpus=1"], CPU, 0),
         (["federation.clients=40", "federation.fraction_train=0.2", "federation.client_processes=3"], CPU, 3),
         (["federation.clients=40", "federation.client_gpus=1", "federation.client_processes=3"], GPUS, 2),

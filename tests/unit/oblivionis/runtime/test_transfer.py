@@ -71,7 +71,7 @@ def test_who_waits_for_one_that_has_ended_is_told(ends: tuple[Channel, Channel])
 def test_without_anonymous_memory_all_goes_through_the_socket(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oblivionis.runtime.transfer._SHARED", False)
+    monkeypatch.setattr("oblivionis.runtime.transfer.SHARED", False)
     monkeypatch.delattr(os, "memfd_create", raising=False)
     value = os.urandom(1 << 21)
     assert through(ends, value) == value
