@@ -192,7 +192,6 @@ MISTAKES = {
     "tune smoke --space nope.yaml": "there is no",
     "tune smoke --subject Nobody": "nobody holds a record about",
 }
-"""They look for twins among records, too."""
 
 
 @pytest.mark.parametrize("command", MISTAKES)
