@@ -40,7 +40,7 @@ PARTS = (
     Part("llama_1b", "llama_1b", "Llama-3.2-1B's shape in the paper's setting", 20, 170),
     Part("profile", "profiling", "Where the time of local training goes", 10, 40),
     Part("llama_8b", "llama_8b", "Llama-3.1-8B's shape in 4 bits", 20, 80),
-    Part("smollm2", "smollm2", "SmolLM2: the whole experiment, through Flower and Ray", 30, 600),
+    Part("smollm2", "smollm2", "SmolLM2: the whole experiment, by the real command", 30, 600),
 )
 Outcome = dict[str, Any]
 """A part in the JSON: title, status (done, failed or skipped), seconds, rows, and why, where there is a reason."""

@@ -1,4 +1,4 @@
-"""The whole experiment of `conf/smollm2.yaml` by `oblivionis simulate`, Flower and Ray included: seconds and values."""
+"""The whole experiment of `conf/smollm2.yaml` by `oblivionis simulate`: seconds and values."""
 
 from __future__ import annotations
 

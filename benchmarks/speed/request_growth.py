@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.request_growth [--requests 100 1000 10000] [--per-round 100] [--json FILE] [--figure SVG]
 
-In this process, without Ray and without a model: as many clients as requests, each of which asks for its one record at
+In this process, without a model: as many clients as requests, each of which asks for its one record at
 round 1; FedTU serves them in batches of `--per-round` (`unlearning.requests.per_round`) on an in-memory federation. The
 unit is processor seconds of this process. The exponent is the slope of a straight line through the logarithms: 1 is
 linear, 2 quadratic.

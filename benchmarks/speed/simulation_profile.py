@@ -3,7 +3,7 @@
     python -m benchmarks.speed.simulation_profile [EXPERIMENT] [KEY=VALUE ...]
 
 plays what `oblivionis simulate` plays, with the real server and the real clients, but in this one process, one client
-after another: what Ray and its processes cost is not in it. Prints a table: how often a part was at work, its processor
+after another: what client processes cost is not in it. Prints a table: how often a part was at work, its processor
 seconds (those of all threads), those of each time, and its share. What a part calls that is a part itself counts there
 alone, so that the rows add up to the process's processor time, the imports at its start included.
 
