@@ -4,8 +4,7 @@
 
 A randomly initialised Llama of the shape of Llama-3.2-1B, three clients with four records each, LoRA r = 32. It is
 made in DIR (default: a temporary folder), which takes 2.5 GB. Memory is what the server's and the client processes
-hold, shared pages counted once (PSS), every half second. Needs
-a tokenizer: `oblivionis model fetch smollm2`.
+hold, shared pages counted once (PSS), every half second. Needs a tokenizer: `oblivionis model fetch smollm2`.
 """
 
 from __future__ import annotations

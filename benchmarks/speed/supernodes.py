@@ -6,7 +6,7 @@
 Each run is a real `oblivionis simulate` of the stage finetune on the tiny model: `participants` clients take part in a
 round (all, where there are fewer), and every client holds four records, so that a round does the same work whatever the
 number of SuperNodes. Start-up is from the command to the end of the first round, less a warm round; a warm round is one
-after the first three, and the median counts. Memory is the peak over the whole process tree (server, fork server, client
+after the first three, and the median counts. Memory is the peak over the whole process tree (server and client
 processes) of the proportional set size, in which shared pages count once; processor time is that of the same tree. The
 exponents are the slopes of straight lines through the logarithms.
 """
