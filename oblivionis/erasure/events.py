@@ -19,7 +19,7 @@ from dataclasses import fields
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.erasure.request import COVERED, OPEN, PENDING, REJECTED, SERVED, NodeRequest, Request, RequestError
 from oblivionis.erasure.verification_rules import NOT_VERIFIED, OUTCOMES, VERIFIED
@@ -92,8 +92,8 @@ class Event(Struct, tag_field="event", tag=_name, kw_only=True):
 class RequestEvent(Event, kw_only=True):
     """A line about the request `id`. That of a run has its client; lines of early versions have no scope.
 
-    On a node: `run`, in which it happened; `line`, the hash of the server's line of which it is a copy, empty where the
-    node speaks itself.
+    On a node: `run`, in which it happened; `line`, the hash of the server's line of which it is a copy, absent where
+    the node speaks itself.
     """
 
     id: Annotated[str, Meta(min_length=1)]
@@ -101,7 +101,7 @@ class RequestEvent(Event, kw_only=True):
     scope: Scope = SCOPE_RECORDS
     subject: str = ""
     run: str = ""
-    line: str = ""
+    line: str | None = None
 
     reported: ClassVar[bool] = False
     """Whether a client that made the request itself is told of the event, until it confirms it."""
@@ -478,7 +478,7 @@ class Exchanged(Event):
     requests: Texts = ()
     moment: str = ""
     again: bool = False
-    numbers: Numbers | None = None
+    numbers: Numbers | UnsetType = UNSET
 
 
 class TookPart(Event):
@@ -549,6 +549,10 @@ class UnknownRequestEvent(RequestEvent):
         return self.called
 
 
+for _base in (RequestEvent, ServerEvent, Verification, UnknownEvent, UnknownRequestEvent):
+    del TYPES[_name(_base.__name__)]  # no event by itself
+
+
 def read_event(line: Mapping[str, Any]) -> Event:
     """The event of a line. RequestError says which field is wrong, what it is and what was expected."""
     name = line.get("event")
@@ -556,6 +560,8 @@ def read_event(line: Mapping[str, Any]) -> Event:
         raise RequestError(f"event is {_shown(name)}, expected a text")
     known = TYPES.get(name)
     if known is not None:
+        if "id" in line and not issubclass(known, RequestEvent):
+            raise RequestError(f"id is {_shown(line['id'])}, expected none: {name} is about no request")
         return _converted(line, known)
     if name in SHAPES:
         with contextlib.suppress(_Missing):  # whether such a line is complete `oblivionis.runs` checks itself

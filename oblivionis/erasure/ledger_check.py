@@ -137,6 +137,18 @@ def _senseless(checked: Checked) -> Iterator[str]:
 
 def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
     """What is wrong with a run's ledger, and with a node's, by what each noted of the other at every query."""
+    of_run, of_node = _compared(run, node)
+    return [*of_run, *_unreadable(run, "asked")], [*of_node, *_unreadable(node, "queried")]
+
+
+def _unreadable(checked: Checked, event: str) -> Iterator[str]:
+    """Why lines about queries cannot be compared with the other ledger."""
+    for number, line in enumerate(checked.entries, start=1):
+        if line.get("event") == event and (fault := line_fault(line)):
+            yield f"line {number} cannot be compared: {fault}"
+
+
+def _compared(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
     first, name = _first(run), run_name(run.entries)
     queries = list(_events(node, Queried))
     of_run = [(number, query) for number, query in queries if query.ledger == first]

@@ -178,7 +178,8 @@ class NodeLedger:
             made = self.states_after(entries).requests
             ours = [outcome for outcome in outcomes if outcome["id"] in made]
             more = {"run": run, **({} if audits else {"audits": False})}
-            new = {of["line"]: {**of, "time": time.time(), **more} for of in ours if of["line"] not in known}
+            fresh = [of for of in ours if of["line"] not in known]
+            new = {(of["line"], of["event"]): {**of, "time": time.time(), **more} for of in fresh}
             queried = {"event": "queried", "time": time.time(), "run": run, "ledger": ledger, **query}
             self._append([*new.values(), queried], head_of(entries))
         return [outcome["line"] for outcome in ours]

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from msgspec import UNSET
+
 from oblivionis.config.schema import Requests
 from oblivionis.erasure.events import (
     Committed,
@@ -149,7 +151,7 @@ class NodeStates(RequestStates[NodeRequest]):
             self._release(request.subject, event.excluded)
             request = self.requests[request.id]
         run = event.run
-        if event.line:  # only what a server said has the hash of its line
+        if event.line is not None:  # only what a server said has the hash of its line
             if unproven := self._unproven(request, event):
                 return replace(request, note=unproven)
             if isinstance(event, Served):
@@ -207,7 +209,7 @@ class NodeStates(RequestStates[NodeRequest]):
                 self._exchanged[event.run, event.round, request_id] += 1
                 measured.pop("final", None)
             elif event.kind == AUDIT:
-                measured[event.moment] = event.numbers
+                measured[event.moment] = None if event.numbers is UNSET else event.numbers
 
     def _unproven(self, request: NodeRequest, event: RequestEvent) -> str:
         """Why this node does not believe what a server says of a request; empty where it does."""

@@ -375,7 +375,7 @@ def _decide(
     """
     if recited > 0:
         return NOT_VERIFIED, f"the final model recites {_share(recited, records)}"
-    if left_recited > 0:
+    if left_recited != 0:  # no number below 0 may speak for a request
         return NOT_VERIFIED, _left_recited(left_recited, records)
     if left_knows == NOT_VERIFIED:
         return NOT_VERIFIED, LEFT_LIKELY

@@ -174,6 +174,23 @@ def test_a_fault_names_the_field_what_it_is_and_what_was_expected(line, fault):
     assert line_fault(line) == fault
 
 
+@pytest.mark.parametrize("name", ["verification", "server_event", "unknown_event", "unknown_request_event"])
+def test_what_several_events_have_in_common_is_no_event(tmp_path, name):
+    path = tmp_path / "requests.jsonl"
+    ledger(path)
+    head = json.loads(path.read_text().splitlines()[-1])["hash"]
+    line = linked({"event": name, "id": "a", "client": 1, "time": 1.0, "outcome": "verified", "rouge": 0.1}, head)
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(RequestError, match=rf"line 4: .*{name}"):
+        Ledger(path)
+
+
+def test_an_event_about_no_request_names_none():
+    fault = line_fault({"event": "acknowledged", "id": "a", "client": 1, "lines": []})
+    assert fault == "id is 'a', expected none: acknowledged is about no request"
+
+
 def test_unknown_fields_and_events_are_left_alone():
     assert not line_fault({"event": "served", "id": "a", "colour": -1, "unlearn-loss": "x"})
     assert not line_fault({"event": "of a later version", "time": 1.0, "id": "a", "colour": -1})

@@ -61,6 +61,15 @@ def test_an_earlier_end_of_the_node_is_the_nodes_fault(tmp_path):
     assert "noted in line 6 an earlier end than before" in fault and others == []
 
 
+def test_a_query_that_makes_no_sense_is_a_fault_and_hides_no_other(tmp_path):
+    run, _ = both(tmp_path, [1], [])
+    query = {"event": "queried", "run": "r", "client": 4, "round": -1, "ledger": OPENED[HASH], "server_head": "0" * 64}
+    assert compare(run, chain(tmp_path / "node.jsonl", [query])) == (
+        [],
+        ["line 1 cannot be compared: round is -1, expected a whole number"],
+    )
+
+
 def test_lines_that_are_gone_are_named(tmp_path):
     run, node = both(tmp_path, [1, 3], [])
     shorter = chain(tmp_path / "run.jsonl", run.entries[1:2], [OPENED])

@@ -263,6 +263,35 @@ def test_what_the_node_found_recited_is_not_verified(asked):
     assert state == ("served", 1, f"run run says that it is verified; {said}")
 
 
+@pytest.mark.parametrize("after", [1.0, -1.0])
+def test_what_the_exchange_left_is_not_verified(asked, after):
+    """No number below 0 can come of an audit; in a ledger that was edited it speaks for nothing."""
+    did(asked, "x")
+    for moment, recited in (("before", 1.0), ("after", after), ("final", 0.0)):
+        did(asked, "x", kind="evaluate.audit", moment=moment, numbers={"request_recited": recited})
+    state, _, note = told(asked, outcome("served", "a"), outcome("verified", "b"))
+    assert state == "served" and "by this node's own audit it is not verified" in note
+
+
+def test_a_copy_of_a_servers_line_without_its_hash_is_not_the_nodes_own_word(asked):
+    asked.note("verified", "x", run="run", line="", rouge=0.0)
+    (request,) = asked.requests()
+    assert request.state == "open" and "did not serve the request" in request.note
+
+
+def test_an_audit_whose_numbers_are_null_is_no_line_of_the_program(asked):
+    did(asked, "x")
+    with pytest.raises(ValueError, match=r"numbers is None"):
+        did(asked, "x", kind="evaluate.audit", moment="final", numbers=None)
+
+
+def test_two_outcomes_with_one_hash_are_both_kept(asked):
+    """A server that says two things under one line's hash leaves both in the node's ledger."""
+    did(asked, "x")
+    asked.heard("run", "f" * 64, [outcome("served", "a"), outcome("verification_failed", "a", rouge=0.9)], round=1)
+    assert [e["event"] for e in asked.entries() if "line" in e] == ["served", "verification_failed"]
+
+
 def test_what_nobody_recited_before_was_not_verified(asked):
     did(asked, "x")
     measured(asked, "x", before=0.0)
