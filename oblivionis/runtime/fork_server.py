@@ -159,14 +159,14 @@ def serve(end: socket.socket, modules: Sequence[str]) -> None:
                         children.discard(pid)
                         control.send((pid, os.waitstatus_to_exitcode(status)))
             if end in ready:
-                request = control.receive()
+                function, name, environment, folder = control.receive()
                 _, (channel, *_), _, _ = socket.recv_fds(end, 1, 1)
                 try:
                     pid = os.fork()
                 except OSError:
                     pid = -1
                 if pid == 0:
-                    _become(*request, channel)
+                    _become(function, name, environment, folder, channel)
                 os.close(channel)
                 if pid > 0:
                     children.add(pid)
