@@ -34,6 +34,9 @@ class ForkedClient(ClientProcess):
         self._forked: Forked = forks.fork(_SERVE, NAME, {} if devices is None else {_VISIBLE: devices})
         self._forked.channel.send(app)
 
+    def ready(self) -> None:
+        """Nothing: it runs since it was forked."""
+
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:
         try:
             self._forked.channel.send((message, context))

@@ -35,6 +35,10 @@ class ClientProcess(ABC):
         """The reply and the client's state after it. Raises ClientProcessDied, with the reason."""
 
     @abstractmethod
+    def ready(self) -> None:
+        """Wait until it has a place to run: until then other processes get the messages. Raises ClientProcessDied."""
+
+    @abstractmethod
     def end(self) -> None:
         """End the process at once, whatever it is doing."""
 
@@ -135,6 +139,11 @@ class SimulationGrid(Grid):
 
     def _work(self, process: ClientProcess) -> None:
         """Have `process` answer messages until the grid is closed."""
+        try:
+            process.ready()
+        except ClientProcessDied as error:
+            self._lost(f"a client process did not start: {error}")
+            return
         while (message := self._next()) is not None:
             partition = message.metadata.dst_node_id - 1
             context = self._contexts.get(partition) or self._new_context(partition)

@@ -26,6 +26,9 @@ class Process(ClientProcess):
     def __init__(self, answer: Answer) -> None:
         self._answer, self.over = answer, threading.Event()
 
+    def ready(self) -> None:
+        """Nothing."""
+
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:
         return self._answer(message, context), context
 
@@ -139,6 +142,27 @@ def test_what_cannot_be_sent_or_read_ends_the_run_too(grid_of, caplog: pytest.Lo
     with pytest.raises(ClientProcessDied, match=r"^the process of client 1 is lost: ZeroDivisionError: of an object"):
         grid.send_and_receive([to(2)], timeout=20)
     assert "in unreadable" in caplog.text, "the stack trace is in the log"
+
+
+class Late(Process):
+    """Has no place to run before its end."""
+
+    def ready(self) -> None:
+        assert self.over.wait(20)
+        raise ClientProcessDied("never")
+
+
+def test_a_process_without_a_place_to_run_gets_no_message() -> None:
+    with simulation_grid([Late(echo), Process(echo)], 3, None) as grid:
+        assert len(list(grid.send_and_receive([to(n) for n in (1, 2, 3)], timeout=20))) == 3
+
+
+def test_a_process_that_never_runs_ends_the_run() -> None:
+    late = Late(echo)
+    with simulation_grid([late], 3, None) as grid:
+        late.end()
+        with pytest.raises(ClientProcessDied, match=r"^a client process did not start: never$"):
+            grid.send_and_receive([to(1)], timeout=20)
 
 
 def test_a_client_answers_one_message_at_a_time(grid_of) -> None:
