@@ -19,8 +19,9 @@ def simulated_clients(client_app: str, clients: int, *, processes: int | None = 
     """A Flower `Grid` of simulated clients: a Flower Strategy's `start` takes it.
 
     Each message is answered by one of a few processes of this machine, forked from one that has imported the app's
-    module. What a client keeps in its `Context` stays with it. Nothing listens on any port. The processes end with the
-    block.
+    module, and computes with one thread, unless OMP_NUM_THREADS is set: threads that the module starts when it is
+    imported are missing in the forked processes. What a client keeps in its `Context` stays with it, and it answers one
+    message at a time. Nothing listens on any port. The processes end with the block.
 
     Parameters
     ----------
@@ -42,6 +43,8 @@ def simulated_clients(client_app: str, clients: int, *, processes: int | None = 
         For a number below 1, or a `client_app` without a colon.
     OSError
         If a process cannot be started.
+    RuntimeError
+        In a script that is imported for its ClientApp and has no such guard.
     """
     module, colon, _ = client_app.partition(":")
     if not colon:
@@ -50,7 +53,7 @@ def simulated_clients(client_app: str, clients: int, *, processes: int | None = 
     if count < 1:
         raise ValueError(f"{clients} clients in {processes} processes, expected at least 1 of both")
     with (
-        fork_server((module,), ENVIRONMENT) as forks,
+        fork_server((module,), {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}) as forks,
         client_processes(forks, client_app, count) as found,
         simulation_grid(found, clients, None) as grid,
     ):

@@ -244,13 +244,18 @@ def _simulated(
         permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
         run = None
-    with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
-        check_before_run(config, console, new=run is None)
-        if run is None:
-            run = RunDirectory.create(Path(config.output), config.name)
-            run.write_config(configuration.to_yaml(config))
-        console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-        _run(config, run, console, told, forks, new=resume is None)
+    try:
+        with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
+            check_before_run(config, console, new=run is None)
+            if run is None:
+                run = RunDirectory.create(Path(config.output), config.name)
+                run.write_config(configuration.to_yaml(config))
+            console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+            _run(config, run, console, told, forks, new=resume is None)
+    except KeyboardInterrupt:  # the second Ctrl-C comes while the processes end
+        if stopping.hint:
+            raise RunInterrupted(f"stopped; {stopping.hint}") from None
+        raise
     return run, config
 
 
@@ -260,6 +265,7 @@ def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: 
         hint = stopping.hint = f"continue with: {resuming(run.path, config)}"
         try:
             start_simulation(config, run, console, told, forks)
+            stopping.hint = ""
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException as error:
@@ -269,6 +275,7 @@ def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: 
                 if new and not run.begun:
                     # Another attempt must not find the name taken by settings that do not work.
                     run.remove()
+                    stopping.hint = ""
                     raise
             Console(stderr=True).print(said, highlight=False, soft_wrap=True)
             raise

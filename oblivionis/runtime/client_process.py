@@ -25,12 +25,30 @@ class Raised:
     text: str
     trace: str
 
+    @classmethod
+    def of(cls, error: BaseException, where: str = "") -> Raised:
+        """From within the handler of `error`."""
+        return cls(f"{where}{type(error).__name__}: {error}", traceback.format_exc())
+
 
 def serve(channel: Channel) -> None:
-    """Answer messages until nobody is left to send any; the ClientApp comes first, as for `ClientAppHost`."""
-    host = ClientAppHost(channel.receive())
+    """Answer messages until nobody is left to send any; the ClientApp comes first, as for `ClientAppHost`.
+
+    Where the ClientApp cannot be loaded, or what it gives not be sent, the answer is what was raised, without a state.
+    """
+    app, broken = channel.receive(), None
+    try:
+        host = ClientAppHost(app)
+    except (Exception, SystemExit) as error:
+        broken = Raised.of(error, f"the ClientApp {app} cannot be loaded: ")
     while True:
-        channel.send(host.answer(*channel.receive()))
+        asked = channel.receive()
+        try:
+            channel.send(broken or host.answer(*asked))
+        except OSError:
+            raise
+        except Exception as error:
+            channel.send(Raised.of(error, "what the ClientApp gives cannot be sent: "))
 
 
 class ClientAppHost:
@@ -45,6 +63,9 @@ class ClientAppHost:
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:
         """The reply and the client's state after it, or what was raised."""
         try:
-            return self._app(message, context), context
+            reply = self._app(message, context)
+            if not isinstance(reply, Message):
+                raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
+            return reply, context
         except Exception as error:
-            return Raised(f"{type(error).__name__}: {error}", traceback.format_exc()), context
+            return Raised.of(error), context

@@ -25,6 +25,8 @@ from pathlib import Path
 from oblivionis.runtime.transfer import Channel
 
 _ENDS_S = 10.0
+_inside = False
+"""Whether this process is a fork server or forked from one."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +44,25 @@ class ForkServer:
         self._socket, self._control = control, Channel(control)
         self._lock = threading.Lock()
         self._ended: dict[int, int] = {}
-        self._alive: set[int] = set()
 
     def fork(self, function: str, name: str, environment: Mapping[str, str] | None = None) -> Forked:
         """Fork a process that calls `function`, as "module:name", with its end of a channel.
 
         name: what `ps -o comm` shows, at most 15 characters; environment: variables that it has besides this process's
-        own. OSError where the fork server has ended, or there
-        is no memory for another process.
+        own. OSError where the fork server has ended, or there is no memory for another process.
         """
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
-            self._control.send((function, name, {**os.environ, **(environment or {})}, os.getcwd()))
-            socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
-            pid = self._answer()
+            try:
+                self._control.send((function, name, {**os.environ, **(environment or {})}, os.getcwd()))
+                socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
+                pid = self._answer()
+            except (EOFError, ConnectionError):
+                ours.close()
+                raise OSError("the process that starts the others has ended: is memory short?") from None
         if pid == 0:
             ours.close()
             raise OSError("no process can be started: is memory short?")
-        self._alive.add(pid)
         return Forked(Channel(ours), pid)
 
     def exit_code(self, pid: int, timeout_s: float = _ENDS_S) -> int | None:
@@ -71,7 +74,7 @@ class ForkServer:
                     return None
                 try:
                     self._note(self._control.receive())
-                except EOFError:
+                except (EOFError, ConnectionError):
                     return None
             return self._ended[pid]
 
@@ -83,32 +86,30 @@ class ForkServer:
 
     def _answer(self) -> int:
         """The id of the forked process; processes that end meanwhile are noted."""
-        while True:
-            try:
-                found = self._control.receive()
-            except EOFError:
-                raise OSError("the process that starts the others has ended") from None
-            if isinstance(found, int):
-                return found
+        while not isinstance(found := self._control.receive(), int):
             self._note(found)
+        return found
 
     def _note(self, ended: tuple[int, int]) -> None:
         pid, code = ended
         self._ended[pid] = code
-        self._alive.discard(pid)
 
 
 @contextlib.contextmanager
 def fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[ForkServer]:
     """A fork server that imports `modules` first. What it has forked ends with it.
 
-    environment: variables that are set before a library is imported, unless the user has set them.
+    environment: variables that are set before a library is imported, unless the user has set them. RuntimeError in a
+    process that a fork server has forked or will fork: a script that begins one when it is imported would do so for
+    ever.
     """
+    if _inside:
+        raise RuntimeError('a script whose ClientApp is simulated starts what it runs by if __name__ == "__main__":')
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), *modules],
-            env={**environment, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            [sys.executable, "-P", __file__, str(theirs.fileno()), *modules],
+            env={**environment, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -130,9 +131,14 @@ def fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def serve(end: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a process for each request until the other end is closed."""
+    """Fork a process for each request until the other end is closed.
+
+    A module that cannot be imported is left to the process that needs it, which can tell.
+    """
+    global _inside
+    _inside = True
     for name in modules:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a child's garbage collector looks at none of this, so that the memory stays shared
@@ -153,21 +159,23 @@ def serve(end: socket.socket, modules: Sequence[str]) -> None:
                         children.discard(pid)
                         control.send((pid, os.waitstatus_to_exitcode(status)))
             if end in ready:
-                request = control.receive()
+                function, name, environment, folder = control.receive()
                 _, (channel, *_), _, _ = socket.recv_fds(end, 1, 1)
                 try:
                     pid = os.fork()
                 except OSError:
                     pid = -1
                 if pid == 0:
-                    _become(*request, channel)
+                    _become(function, name, environment, folder, channel)
                 os.close(channel)
                 if pid > 0:
                     children.add(pid)
                 control.send(max(pid, 0))
     for pid in children:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
+    os.killpg(0, signal.SIGKILL)  # this process, and what those have started
 
 
 def _become(function: str, name: str, environment: Mapping[str, str], folder: str, channel: int) -> None:
@@ -178,7 +186,7 @@ def _become(function: str, name: str, environment: Mapping[str, str], folder: st
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked, which ends this one
-        os.dup2(channel, 3)
+        os.dup2(channel, 3, inheritable=False)
         os.closerange(4, 1 << 12)
         for variable in os.environ.keys() - environment.keys():
             del os.environ[variable]
@@ -187,7 +195,9 @@ def _become(function: str, name: str, environment: Mapping[str, str], folder: st
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(name)
         module, _, attribute = function.partition(":")
-        getattr(importlib.import_module(module), attribute)(Channel(socket.socket(fileno=3)))
+        asked = Channel(socket.socket(fileno=3))
+        os.register_at_fork(after_in_child=asked.close)  # or nobody would hear that this process has ended
+        getattr(importlib.import_module(module), attribute)(asked)
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # who asked has ended
@@ -197,5 +207,6 @@ def _become(function: str, name: str, environment: Mapping[str, str], folder: st
 
 
 if __name__ == "__main__":
-    sys.path.remove(str(Path(__file__).resolve().parent))
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    from oblivionis.runtime import fork_server as imported  # what it notes there is seen by who imports it
+
+    imported.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from logging import ERROR
 
 import psutil
 from flwr.app import Context, Message
@@ -14,6 +15,7 @@ from oblivionis.runtime.client_process import Raised
 from oblivionis.runtime.fork_server import Forked, ForkServer
 from oblivionis.runtime.simulation_grid import ClientProcess, ClientProcessDied
 from strategies.exact_shares import parts_in
+from strategies.flower_internals import log
 
 ADVICE = (
     "If memory is short, let fewer clients run at a time with a larger federation.client_cpus and "
@@ -32,16 +34,24 @@ class ForkedClient(ClientProcess):
         self._forked: Forked = forks.fork(_SERVE, NAME, {} if devices is None else {_VISIBLE: devices})
         self._forked.channel.send(app)
 
+    def ready(self) -> None:
+        """Nothing: it runs since it was forked."""
+
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:
         try:
             self._forked.channel.send((message, context))
-            return self._forked.channel.receive()
+            found = self._forked.channel.receive()
         except (EOFError, OSError):
             raise ClientProcessDied("" if self._ended else self._reason()) from None
+        if isinstance(found, Raised):
+            log(ERROR, "%s\n%s", found.text, found.trace)
+            raise ClientProcessDied(found.text)
+        return found
 
     def end(self) -> None:
         self._ended = True
         self._forks.kill(self._forked.pid)
+        self._forked.channel.hang_up()  # what the process has started may hold its end open
 
     def _reason(self) -> str:
         code, memory = self._forks.exit_code(self._forked.pid), psutil.virtual_memory()
@@ -50,7 +60,7 @@ class ForkedClient(ClientProcess):
             return f"it was killed, as Linux does where memory runs short ({used} are in use). {ADVICE}"
         if code is not None and code < 0:
             return f"it crashed ({signal.strsignal(-code)}). {ADVICE}"
-        return f"it ended with exit code {code}"
+        return "how is not known" if code is None else f"it ended with exit code {code}"
 
 
 @contextmanager

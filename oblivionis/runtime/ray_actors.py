@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from flwr.app import Context, Message
@@ -17,11 +18,17 @@ class RayClient(ClientProcess):
     """An actor of Ray's. `app`: the ClientApp as "module:name"; `cpus`, `gpus`: what is reserved for it."""
 
     def __init__(self, app: str, cpus: float, gpus: float) -> None:
-        self._actor = ray.remote(ClientAppHost).options(num_cpus=cpus, num_gpus=gpus).remote(app)
+        self._actor: Any = ray.remote(ClientAppHost).options(num_cpus=cpus, num_gpus=gpus).remote(app)
+
+    def ready(self) -> None:
+        self._got(self._actor.__ray_ready__.remote())
 
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:
+        return self._got(self._actor.answer.remote(message, context))
+
+    def _got(self, asked: Any) -> Any:
         try:
-            return ray.get(self._actor.answer.remote(message, context))
+            return ray.get(asked)
         except RayError as error:
             raise ClientProcessDied(" ".join(str(error).split())) from None
 

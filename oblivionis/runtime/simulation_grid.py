@@ -35,6 +35,10 @@ class ClientProcess(ABC):
         """The reply and the client's state after it. Raises ClientProcessDied, with the reason."""
 
     @abstractmethod
+    def ready(self) -> None:
+        """Wait until it has a place to run: until then other processes get the messages. Raises ClientProcessDied."""
+
+    @abstractmethod
     def end(self) -> None:
         """End the process at once, whatever it is doing."""
 
@@ -42,7 +46,8 @@ class ClientProcess(ABC):
 class SimulationGrid(Grid):
     """`clients` nodes, whose messages `processes` answer in the order in which they were sent.
 
-    A node's id is that of its partition, and what it keeps between messages stays here. No more than `limits` messages
+    A node's id is that of its partition, and what it keeps between messages stays here: it answers one message at a
+    time, as a node of a deployment. No more than `limits` messages
     of a type are answered at once: more processes than cores pay where all take equally long, but of messages that take
     from nothing to minutes, the longest first, each is better off with a core to itself.
 
@@ -59,6 +64,7 @@ class SimulationGrid(Grid):
         self._changed = threading.Condition()
         self._waiting: deque[Message] = deque()
         self._at_work: Counter[str] = Counter()
+        self._busy: set[int] = set()
         self._replies: dict[str, Message] = {}
         self._death: ClientProcessDied | None = None
         self._closed = False
@@ -133,33 +139,49 @@ class SimulationGrid(Grid):
 
     def _work(self, process: ClientProcess) -> None:
         """Have `process` answer messages until the grid is closed."""
+        try:
+            process.ready()
+        except ClientProcessDied as error:
+            self._lost(f"a client process did not start: {error}")
+            return
         while (message := self._next()) is not None:
             partition = message.metadata.dst_node_id - 1
             context = self._contexts.get(partition) or self._new_context(partition)
             try:
                 reply, self._contexts[partition] = process.answer(message, context)
             except ClientProcessDied as error:
-                with self._changed:
-                    self._death = self._death or ClientProcessDied(f"the process of client {partition} died: {error}")
-                    self._changed.notify_all()
+                self._lost(f"the process of client {partition} died: {error}")
+                return
+            except Exception as error:
+                log(ERROR, "client %d", partition, exc_info=error)
+                self._lost(f"the process of client {partition} is lost: {type(error).__name__}: {error}")
                 return
             if isinstance(reply, Raised):
                 log(ERROR, "client %d: %s\n%s", partition, reply.text, reply.trace)
                 reply = Message(Error(CLIENT_APP_RAISED, reply.text), reply_to=message)
             with self._changed:
                 self._at_work[message.metadata.message_type] -= 1
+                self._busy.discard(message.metadata.dst_node_id)
                 self._replies[message.metadata.message_id] = reply
                 self._changed.notify_all()
+
+    def _lost(self, text: str) -> None:
+        with self._changed:
+            self._death = self._death or ClientProcessDied(text)
+            self._changed.notify_all()
 
     def _next(self) -> Message | None:
         """The message to answer next, None once the grid is closed or a process has died."""
         with self._changed:
             while not (self._closed or self._death):
                 for place, message in enumerate(self._waiting):
-                    kind = message.metadata.message_type
+                    kind, node = message.metadata.message_type, message.metadata.dst_node_id
+                    if node in self._busy:
+                        continue
                     if self._at_work[kind] < self._limits.get(kind, len(self._processes)):
                         del self._waiting[place]
                         self._at_work[kind] += 1
+                        self._busy.add(node)
                         return message
                 self._changed.wait()
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -73,6 +74,11 @@ class Channel:
                 raise EOFError("the other process has ended")
             view = view[got:]
         return data
+
+    def hang_up(self) -> None:
+        """Who sends or receives at either end is told that the other has ended."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()

@@ -1,5 +1,6 @@
 """The command: arguments, exit codes, messages, and what each subcommand prints."""
 
+import contextlib
 import json
 import re
 
@@ -183,6 +184,21 @@ def test_a_run_that_fails_says_how_to_go_on(error, code, message, tmp_path, monk
     assert "--resume" in result.err and "broken" in result.err
     assert ("Traceback" in result.err) == (code == 1)
     assert not (tmp_path / "broken" / "running.json").exists(), "the lock is released"
+
+
+def test_a_second_ctrl_c_while_the_processes_end_loses_no_advice(tmp_path, monkeypatch):
+    class Ends(contextlib.nullcontext):
+        def __exit__(self, *_):
+            raise KeyboardInterrupt
+
+    def stopped(*_):
+        raise RunInterrupted("stopped by Ctrl-C")
+
+    monkeypatch.setattr(cli, "client_fork_server", lambda config: Ends())
+    monkeypatch.setattr(simulation, "simulate", stopped)
+    result = call("simulate", "smoke", f"output={tmp_path}", "name=twice")
+    assert result.code == 130
+    assert "stopped; continue with: oblivionis simulate --resume" in " ".join(result.err.split())
 
 
 def test_a_mistake_that_a_run_meets_leaves_its_name_free(tmp_path, monkeypatch):

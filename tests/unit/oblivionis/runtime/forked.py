@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 
@@ -28,6 +29,12 @@ def describe(channel: Channel) -> None:
 def wait(channel: Channel) -> None:
     """Say its process id, and wait for long."""
     channel.send(os.getpid())
+    time.sleep(600)
+
+
+def start(channel: Channel) -> None:
+    """Start another process, and say its id."""
+    channel.send(subprocess.Popen(["sleep", "60"]).pid)
     time.sleep(600)
 
 

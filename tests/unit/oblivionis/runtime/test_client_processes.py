@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -28,6 +31,15 @@ def describe(message: Message, context: Context) -> Message:
         os.kill(os.getpid(), signal.SIGKILL)
     if group == "exit":
         os._exit(3)
+    if group == "child":
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if group == "nothing":
+        return None  # type: ignore[return-value]
+    if group == "unpicklable":
+        context.run_config["lock"] = threading.Lock()  # type: ignore[assignment]
     if group == "raise":
         raise ValueError("on purpose")
     kept = context.state.config_records.setdefault("kept", ConfigRecord({"n": 0}))
@@ -87,3 +99,49 @@ def test_processes_answer_and_their_deaths_are_told(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ClientProcessDied, match=r"^it ended with exit code 3$"):
             second.answer(*asked("exit"))
         assert isinstance(third.answer(*asked())[0], Message), "the others live on"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_of_what_a_client_cannot_do_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "raises_when_imported.py").write_text("raise FileNotFoundError('no data')")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = Path(__file__).stem
+    with fork_server(["raises_when_imported"], {}) as forks:
+        for name, reason in {
+            "raises_when_imported:app": "FileNotFoundError: no data",
+            "no_such_module:app": "ModuleNotFoundError: No module named 'no_such_module'",
+            f"{own}:no_such_app": f"AttributeError: module '{own}' has no attribute 'no_such_app'",
+        }.items():
+            with client_processes(forks, name, 1) as (process,), pytest.raises(ClientProcessDied) as raised:
+                process.answer(*asked())
+            assert str(raised.value) == f"the ClientApp {name} cannot be loaded: {reason}"
+        with client_processes(forks, f"{own}:app", 1) as (process,):
+            reply, _ = process.answer(*asked("nothing"))
+            assert isinstance(reply, Raised) and "returned NoneType, expected a Message" in reply.text
+            with pytest.raises(ClientProcessDied, match=r"^what the ClientApp gives cannot be sent: TypeError: .*lock"):
+                process.answer(*asked("unpicklable"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_a_death_is_noticed_while_a_process_that_it_forked_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with fork_server((), {}) as forks, client_processes(forks, f"{Path(__file__).stem}:app", 1) as (process,):
+        threading.Timer(20, process.end).start()
+        with pytest.raises(ClientProcessDied, match=r"^it was killed"):
+            process.answer(*asked("child"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_how_a_process_ended_is_not_made_up_where_the_fork_server_has_ended_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    before = psutil.Process().children()
+    with fork_server((), {}) as forks, client_processes(forks, f"{Path(__file__).stem}:app", 1) as (process,):
+        (parent,) = {*psutil.Process().children()} - {*before}
+        process.answer(*asked())
+        parent.kill()
+        parent.wait(20)
+        with pytest.raises(ClientProcessDied, match=r"^how is not known$"):
+            process.answer(*asked("killed"))

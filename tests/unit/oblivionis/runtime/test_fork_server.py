@@ -121,7 +121,56 @@ def test_where_the_fork_server_is_gone_nothing_hangs(monkeypatch: pytest.MonkeyP
         forked = server.fork("forked:wait", "any")
         forked.channel.receive()
         psutil.Process(psutil.Process(forked.pid).ppid()).kill()
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match=r"^the process that starts the others has ended"):
             while True:
                 server.fork("forked:wait", "any")
         os.kill(forked.pid, signal.SIGKILL)
+
+
+SCRIPT = """
+from pathlib import Path
+from oblivionis.runtime.fork_server import fork_server
+
+def run():
+    with fork_server(["script"], {}) as server:
+        forked = server.fork("script:answer", "any")
+        try:
+            print("said", forked.channel.receive())
+        except EOFError:
+            print("ended", server.exit_code(forked.pid))
+
+def answer(channel):
+    channel.send(Path.cwd().name)
+
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"PYTHONSAFEPATH": 1}], ids=["usual", "safe path"])
+@pytest.mark.parametrize(
+    ("how", "last", "said"),
+    [
+        (["script.py"], "if __name__ == '__main__': run()", "said home"),
+        (["-c", "import script; script.run()"], "", "said home"),
+        (["script.py"], "run()", "ended 1"),
+    ],
+    ids=["a script", "from a prompt", "not guarded"],
+)
+def test_a_script_forks_itself_once(
+    tmp_path: Path, how: list[str], last: str, said: str, variables: dict[str, int]
+) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT + last)
+    given = environment(**variables)
+    if variables:
+        given["PYTHONPATH"] += os.pathsep + str(folder)
+    command = [sys.executable, *how]
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{said}\n", done.stderr
+
+
+def test_what_a_forked_process_has_started_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    with fork_server([], {}) as server:
+        started = server.fork("forked:start", "any").channel.receive()
+    assert until(lambda: ended(started), 20)

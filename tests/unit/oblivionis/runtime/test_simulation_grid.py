@@ -26,6 +26,9 @@ class Process(ClientProcess):
     def __init__(self, answer: Answer) -> None:
         self._answer, self.over = answer, threading.Event()
 
+    def ready(self) -> None:
+        """Nothing."""
+
     def answer(self, message: Message, context: Context) -> tuple[Message | Raised, Context]:
         return self._answer(message, context), context
 
@@ -129,6 +132,59 @@ def test_a_death_ends_the_run_and_names_the_client(grid_of) -> None:
         grid.send_and_receive([to(n) for n in (1, 2, 3, 4, 5)])
     with pytest.raises(ClientProcessDied):
         grid.pull_messages([])
+
+
+def test_what_cannot_be_sent_or_read_ends_the_run_too(grid_of, caplog: pytest.LogCaptureFixture) -> None:
+    def unreadable(message: Message, context: Context) -> Message:
+        raise ZeroDivisionError("of an object that is read")
+
+    grid = grid_of(unreadable)
+    with pytest.raises(ClientProcessDied, match=r"^the process of client 1 is lost: ZeroDivisionError: of an object"):
+        grid.send_and_receive([to(2)], timeout=20)
+    assert "in unreadable" in caplog.text, "the stack trace is in the log"
+
+
+class Late(Process):
+    """Has no place to run before its end."""
+
+    def ready(self) -> None:
+        assert self.over.wait(20)
+        raise ClientProcessDied("never")
+
+
+def test_a_process_without_a_place_to_run_gets_no_message() -> None:
+    with simulation_grid([Late(echo), Process(echo)], 3, None) as grid:
+        assert len(list(grid.send_and_receive([to(n) for n in (1, 2, 3)], timeout=20))) == 3
+
+
+def test_a_process_that_never_runs_ends_the_run() -> None:
+    late = Late(echo)
+    with simulation_grid([late], 3, None) as grid:
+        late.end()
+        with pytest.raises(ClientProcessDied, match=r"^a client process did not start: never$"):
+            grid.send_and_receive([to(1)], timeout=20)
+
+
+def test_a_client_answers_one_message_at_a_time(grid_of) -> None:
+    began, free = threading.Semaphore(0), threading.Event()
+
+    def counted(message: Message, context: Context) -> Message:
+        kept = context.state.config_records.setdefault("kept", ConfigRecord({"n": 0}))
+        n = int(kept["n"]) + 1  # type: ignore[arg-type]
+        began.release()
+        free.wait(20)
+        kept["n"] = n
+        return Message(RecordDict({"c": ConfigRecord({"n": n})}), reply_to=message)
+
+    grid = grid_of(counted, processes=3)
+    sent = grid.push_messages([to(2), to(2), to(2), to(4)])
+    assert began.acquire(timeout=20) and began.acquire(timeout=20), "another client's goes on beside it"
+    assert not began.acquire(timeout=0.1)
+    free.set()
+    found: list[Message] = []
+    assert until(lambda: (found.extend(grid.pull_messages(sent)), len(found) == 4)[1], 20)
+    counts = [(r.metadata.src_node_id, r.content.config_records["c"]["n"]) for r in found]
+    assert sorted(counts) == [(2, 1), (2, 2), (2, 3), (4, 1)]
 
 
 def test_who_waits_no_longer_than_allowed_gets_what_has_come(grid_of) -> None:

@@ -68,6 +68,13 @@ def test_who_waits_for_one_that_has_ended_is_told(ends: tuple[Channel, Channel])
         ends[1].send(b"x" * (1 << 20))
 
 
+def test_who_waits_is_told_of_an_end_that_somebody_else_holds_open(ends: tuple[Channel, Channel]) -> None:
+    with socket.socket(fileno=os.dup(ends[0].fileno())):
+        threading.Timer(0.1, ends[1].hang_up).start()
+        with pytest.raises(EOFError):
+            ends[1].receive()
+
+
 def test_without_anonymous_memory_all_goes_through_the_socket(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
