@@ -33,7 +33,7 @@ _OF_PLACE = frozenset({"base.data.path", "base.evaluation.wikimem.counterfactual
 def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     """The tables `names` of the results in `target`, a suite's folder or its file; without names those of the suite.
 
-    A name is searched in the suite itself, then in the suites that ship. Raises OblivionisError.
+    A name is searched for in the suite itself, then in the suites that ship. Raises OblivionisError.
     """
     found, axes = results.read(target)
     own = _layouts((target if target.is_dir() else target.parent) / suite_kinds.SUITE_FILE)

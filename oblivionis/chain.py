@@ -91,7 +91,7 @@ def append_all(path: Path, entries: Iterable[Mapping[str, Any]], head: str) -> l
 class Chain:
     """The end of a chained file that several processes and objects append to.
 
-    `head` and `count`: hash and number of the last line, when it was last read; whoever keeps both can find out later
+    `head` and `count`: hash and number of the last line that was read; whoever keeps both can find out later
     whether lines were cut off its end.
     """
 

@@ -241,16 +241,15 @@ def _table(attack: Attack, found: Mapping[tuple[str, str], Done], models: Sequen
         rows = {stage: of[variant] for stage, of in done.items() if variant in of}
         values = {
             stage: {
-                "before": _means([plain[stage][i] for i in per_record if i in plain.get(stage, {})]),
-                "after": _means(list(per_record.values())),
+                "before": _means([plain[stage][i] for i in by_id if i in plain.get(stage, {})]),
+                "after": _means(list(by_id.values())),
             }
-            for stage, per_record in rows.items()
+            for stage, by_id in rows.items()
         }
         line = {"attack": attack.kind, "name": attack.name, "variant": variant, "questions": len(rows[target])}
         line |= {"models": values}
         line["records"] = {
-            stage: {i: row["rouge"] for i, row in per_record.items() if "rouge" in row}
-            for stage, per_record in rows.items()
+            stage: {i: row["rouge"] for i, row in by_id.items() if "rouge" in row} for stage, by_id in rows.items()
         }
         if target != ORACLE and ORACLE in rows:
             ours, theirs = values[target]["after"], values[ORACLE]["after"]

@@ -50,7 +50,7 @@ class About:
 class PersonRecords:
     """Finds people in the training records of a corpus, whose texts are prepared once.
 
-    A name is searched only where its rarest word stands: a corpus of thousands of people is not read for each.
+    A name is searched for only where its rarest word stands: a corpus of thousands of people is not read for each.
     """
 
     def __init__(self, corpus: Corpus) -> None:

@@ -161,16 +161,14 @@ def comparison(
     shown = rows(metrics, headline=headline, noted=noted)
     lines: list[Sequence[str] | None] = []
     previous = ""
-    unmeasured = {(f.stage, f.evaluator) for f in failed if f.final}
+    absent = {(f.stage, f.evaluator) for f in failed if f.final}
     for key, group, measure, values in shown:
         if previous and group != previous and not headline:
             lines.append(None)
         mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
         texts = [f"({text})" for text in texts] if key in doubted else texts
-        without = [
-            v is None and registry.not_measured(key, s, unmeasured) for s, v in zip(metrics, values, strict=True)
-        ]
+        without = [v is None and registry.not_measured(key, s, absent) for s, v in zip(metrics, values, strict=True)]
         texts = [FAILED if missing else text for missing, text in zip(without, texts, strict=True)]
         lines.append([group, measure, *texts])
         previous = group

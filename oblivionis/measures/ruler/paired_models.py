@@ -57,7 +57,7 @@ def check_layer(model: nn.Module, config: Config) -> None:
 def check_pair(run: RunDirectory, config: Config, fingerprint: str) -> None:
     """RunError when the finetuned model and the oracle are not of one seed and one base model, or files disagree.
 
-    Reads the stages that are finished, and at those that will run with `config`.
+    Reads the stages that are finished, and those that will run with `config`.
     """
     if not config.evaluation.ruler.enabled:
         return
