@@ -1,4 +1,4 @@
-"""How well can a client estimate what a model that never saw a record would make of it? Every source beside the oracle.
+"""How well can a client estimate what a model that never saw a record would make of it? All sources against the oracle.
 
     python -m benchmarks.estimators [--seeds 0 1 2] [--rounds 120] [--figure FILE] [OVERRIDE ...]
 

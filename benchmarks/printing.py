@@ -33,7 +33,7 @@ _OF_PLACE = frozenset({"base.data.path", "base.evaluation.wikimem.counterfactual
 def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     """The tables `names` of the results in `target`, a suite's folder or its file; without names those of the suite.
 
-    A name is looked for in the suite itself, then in the suites that ship. Raises OblivionisError.
+    A name is searched for in the suite itself, then in the suites that ship. Raises OblivionisError.
     """
     found, axes = results.read(target)
     own = _layouts((target if target.is_dir() else target.parent) / suite_kinds.SUITE_FILE)
@@ -79,14 +79,14 @@ def comparison_document(comparison: Comparison, settings: Sequence[str]) -> dict
     values = [
         {
             **dict(zip(names, pair.place, strict=True)),
-            "mine": pair.mine,
+            "mine": pair.ours,
             "reference": pair.theirs,
             "difference": pair.difference,
             "margin": pair.margin(),
         }
         for pair in comparison.pairs
     ]
-    counts = {"lacking": comparison.lacking, "extra": comparison.extra, "failed": comparison.failed}
+    counts = {"lacking": comparison.missing, "extra": comparison.extra, "failed": comparison.failed}
     return {"values": values, **counts, "settings": settings}
 
 
@@ -116,12 +116,12 @@ def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None
 
 
 def comparison_of(target: Path, reference: str | None) -> tuple[Comparison, list[str]]:
-    """The results in `target` beside those of `reference`, and the settings in which the two suites differ.
+    """The results in `target` compared with those of `reference`, and the settings in which the two suites differ.
 
     reference: a suite's folder, its file of results, or the name of results that ship; None: those named as the
     folder. Raises OblivionisError.
     """
-    mine, axes = results.read(target)
+    ours, axes = results.read(target)
     folder = target if target.is_dir() else target.parent
     place = Path(reference) if reference is not None else REFERENCE / folder.resolve().name
     if reference is not None and not place.exists():
@@ -132,12 +132,12 @@ def comparison_of(target: Path, reference: str | None) -> tuple[Comparison, list
         expected = f"a suite's folder, or one of {', '.join(known)}" if known else "a suite's folder"
         raise OblivionisError(f"there are no reference results {place.name!r}; {hint or f'expected {expected}'}")
     theirs, their_axes = results.read(place)
-    return compare(mine, axes, theirs, their_axes), _other_settings(folder, place if place.is_dir() else place.parent)
+    return compare(ours, axes, theirs, their_axes), _other_settings(folder, place if place.is_dir() else place.parent)
 
 
-def _other_settings(mine: Path, theirs: Path) -> list[str]:
+def _other_settings(ours: Path, theirs: Path) -> list[str]:
     """Settings of the reference that the results were not made with; nothing where one of them has no suite."""
-    files = [folder / suite_kinds.SUITE_FILE for folder in (theirs, mine)]
+    files = [folder / suite_kinds.SUITE_FILE for folder in (theirs, ours)]
     if not all(file.is_file() for file in files):
         return []
     before, now = (read_yaml(file)[0] for file in files)

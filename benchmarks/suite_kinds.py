@@ -36,9 +36,9 @@ class Kind:
 
     settings: a dataclass whose fields have the metadata of `oblivionis.config.limits.about`; problems: what is wrong
     beyond types and ranges, given the settings and where each dotted path stands; plan: lines that say what would be
-    run; run: runs what the folder lacks and writes results there; extendable: top-level keys that may differ when a
-    folder is resumed, because they change no finished part of its results; parallel: whether it can do several runs at
-    once; away: whether on other machines, too.
+    run; run: runs what is not in the folder yet and writes results there; extendable: top-level keys that may differ
+    when a folder is resumed, because they change no finished part of its results; parallel: whether it can do several
+    runs at once; away: whether on other machines, too.
     """
 
     settings: type
@@ -211,7 +211,7 @@ def find(name: str) -> Path:
 
 
 def kind_of(file: Path) -> str | None:
-    """The kind that a suite names, without a look at the rest. Raises ConfigError for a file that cannot be read."""
+    """The kind that a suite names, without reading the rest. Raises ConfigError for a file that cannot be read."""
     values, _, problems = _read(file)
     if problems:
         raise ConfigError(problems)

@@ -11,8 +11,8 @@ along the gradient of the candidate's loss, −⟨∇ℓ(x), δ⟩ / ‖∇ℓ(x
 Three questions, each answered by an AUC with a 95 % interval (bootstrap over exchanges):
 
 - *whose*: is the record this client's, or that of another one in the same exchange?
-- *anybody's*: is it a record of somebody in the exchange, or one that nobody trains on?
-- *forgotten*: of the clients of a FedTU exchange, which one asked? With bare updates the server looks at their lengths;
+- *anybody's*: is it a record of anybody in the exchange, or one that nobody trains on?
+- *forgotten*: of the clients of a FedTU exchange, which one asked? With bare updates the server compares their lengths;
   of a sum it asks whose records the exchange undid, for which it needs to know who holds which.
 
 `--noise`: multipliers z of noise with deviation z·C on the sum of updates clipped to C, their median length.

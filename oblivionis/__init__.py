@@ -99,8 +99,8 @@ def check_siblings() -> None:
     """Look where Python would find the packages of `SIBLINGS`, without importing them.
 
     In a checkout, a wheel's installation and one of Flower's bundles alike they lie beside this package. Raises
-    ImportError for one that is missing, or that is found elsewhere because another project's comes first; so it does
-    for `BENCHMARKS` where that lies beside this package.
+    ImportError for one that is missing, or that is found in another place because another project's comes first; so it
+    does for `BENCHMARKS` where that lies beside this package.
     """
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     optional = (BENCHMARKS,) if os.path.isdir(os.path.join(home, BENCHMARKS)) else ()

@@ -2,7 +2,7 @@
 
 The hash of a line is the SHA-256 of its JSON without `hash`, with sorted keys and no white space, in UTF-8. Lines from
 before ledgers were chained have neither `prev` nor `hash`; they count as if they had, so that the first chained line
-covers them. Who can rewrite a whole file can make a new chain: against that, somebody else must keep its head.
+covers them. Who can rewrite a whole file can make a new chain: against that, another party must keep its head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a look at every line of a chained file found.
+    """What a check of every line of a chained file found.
 
     `entries` are its readable lines; `hashes` has the hash of each in order, `head` is the last (`GENESIS` without
     any). `faults` say where the chain is broken, with the line; `remarks` what is worth knowing but no fault.
@@ -91,8 +91,8 @@ def append_all(path: Path, entries: Iterable[Mapping[str, Any]], head: str) -> l
 class Chain:
     """The end of a chained file that several processes and objects append to.
 
-    `head` and `count`: hash and number of the last line, as of the last look; both are what a file may be told by, so
-    that somebody else finds lines that were cut off its end.
+    `head` and `count`: hash and number of the last line that was read; whoever keeps both can find out later
+    whether lines were cut off its end.
     """
 
     def __init__(self, path: Path, data: bytes = b"") -> None:
@@ -101,7 +101,7 @@ class Chain:
         self._take_up(data)
 
     def look(self) -> Lines:
-        """The lines that were appended since the last look, torn ones left out."""
+        """The lines that were appended since they were last read, torn ones left out."""
         try:
             with open(self.path, "rb") as handle:
                 handle.seek(self._end)
@@ -122,7 +122,7 @@ class Chain:
         *whole, rest = data.split(b"\n")
         found = [entry for line in whole if (entry := _parsed(line.decode(errors="replace"))) is not None]
         self._end += len(data) - len(rest)
-        if (entry := _parsed(rest.decode(errors="replace"))) is not None:  # it only lacks its end of line
+        if (entry := _parsed(rest.decode(errors="replace"))) is not None:  # only its end of line is missing
             found.append(entry)
             self._end += len(rest)
         for entry in found:
@@ -135,7 +135,7 @@ def check_chain(path: Path) -> Checked:
     """Check every line of `path`. RunError when the file cannot be read.
 
     An altered line, and one that was removed, added or moved, is a fault where it stands. So is a last line that is no
-    JSON: a crash tore it, or somebody altered it; a torn line in the middle, over which the chain goes on, is a remark.
+    JSON: a crash tore it, or it was altered; a torn line in the middle, over which the chain goes on, is a remark.
     Lines cut off at the end leave no trace here.
     """
     try:

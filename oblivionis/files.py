@@ -1,6 +1,6 @@
 """Files that are whole or absent: atomic replacement, durable append, and reading that tells what is wrong.
 
-What is read is a regular file: of a pipe or a terminal one would wait for ever, and it is told instead.
+What is read is a regular file: reading a pipe or a terminal could wait for ever, so that is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-told_once: set[str] = set()
+warned: set[str] = set()
 """What `tell` has said."""
 
 
@@ -121,7 +121,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def need_file(path: Path) -> None:
-    """FileError where `path` is no regular file; OSError, such as FileNotFoundError, where it cannot be looked at."""
+    """FileError where `path` is no regular file; OSError, such as FileNotFoundError, where its state cannot be read."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         found = _KINDS.get(stat.S_IFMT(mode), "something else")
@@ -129,7 +129,7 @@ def need_file(path: Path) -> None:
 
 
 def parse_json(text: str | bytes, *, finite: bool = True, unique: bool = True) -> Any:
-    """The value of a JSON text that somebody else wrote; a run's own logs may hold NaN and infinity (finite=False).
+    """The value of a JSON text from outside; a run's own logs may hold NaN and infinity (finite=False).
 
     Raises ValueError, never anything else, also for what Python's reader takes or chokes on: NaN and infinity, numbers
     beyond float64 or of more than 4,300 digits, nesting beyond its stack, bytes that are no UTF-8, half a character (a
@@ -208,9 +208,9 @@ def read_json(path: Path, shape: Any = dict[str, Any], *, finite: bool = True) -
 def read_lines(path: Path, shape: Any = dict[str, Any], *, finite: bool = False) -> list[dict[str, Any]]:
     """All whole lines of `path`, JSON objects of the `shape`, in order; [] without a file.
 
-    A line torn by a crash, the beginning of an object, is left out and told once (but not where a chained line follows
-    it: the chain goes on over it), and so is a file without any line. Any other line that is no such object is a
-    FileError, with the line and the key.
+    A line torn by a crash, the beginning of an object, is left out and reported once (but not where a chained line
+    follows it: the chain goes on over it), and so is a file without any line. Any other line that is no such object is
+    a FileError, with the line and the key.
     """
     try:
         data = read_bytes(path)
@@ -262,6 +262,6 @@ def is_torn(line: str) -> bool:
 
 def tell(text: str) -> None:
     """Warn of a file or a line that is left out, once."""
-    if text not in told_once:
-        told_once.add(text)
+    if text not in warned:
+        warned.add(text)
         print(f"warning: {text}", file=sys.stderr)

@@ -24,7 +24,7 @@ from oblivionis.files import parse_json, read_bytes
 from oblivionis.naming import unfit_character
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
-"""Endings of files with rows, in the order in which they are looked for."""
+"""Endings of files with rows, in the order in which they are tried."""
 FORMATS = "JSON lines, a JSON list, CSV, parquet, Arrow or a folder of save_to_disk"
 
 _BOM = b"\xef\xbb\xbf"

@@ -63,8 +63,8 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
             row = {"stage": stage, "status": DONE, "error": notes.get(metric, ""), "run": place}
             yield {**row, "metric": metric, "value": value}
         for evaluator, why in _failed(source, stage).items():
-            lacking = {"stage": stage, "status": NOT_MEASURED, "error": why, "run": place}
-            yield {**lacking, "metric": evaluator, "value": None}
+            missing = {"stage": stage, "status": NOT_MEASURED, "error": why, "run": place}
+            yield {**missing, "metric": evaluator, "value": None}
 
 
 def _failed(run: RunDirectory, stage: str) -> dict[str, str]:

@@ -28,12 +28,12 @@ class Pair:
     """One measured value: means and sample variances over the seeds of both sides."""
 
     place: Place
-    mine: np.ndarray
+    ours: np.ndarray
     theirs: np.ndarray
 
     @property
     def difference(self) -> float:
-        return float(self.mine.mean() - self.theirs.mean())
+        return float(self.ours.mean() - self.theirs.mean())
 
     def margin(self) -> float:
         """Half the width of the 95 % interval around no difference; NaN where nothing says how far apart seeds lie.
@@ -45,12 +45,12 @@ class Pair:
         """
         from scipy.stats import t
 
-        n, m = len(self.mine), len(self.theirs)
+        n, m = len(self.ours), len(self.theirs)
         if max(n, m) < 2:
             return math.nan
-        if np.ptp(self.mine) == np.ptp(self.theirs) == 0:
+        if np.ptp(self.ours) == np.ptp(self.theirs) == 0:
             return 0.0 if LEVEL * math.comb(n + m, n) >= 2 else math.nan
-        squares = [float(((side - side.mean()) ** 2).sum()) for side in (self.mine, self.theirs)]
+        squares = [float(((side - side.mean()) ** 2).sum()) for side in (self.ours, self.theirs)]
         common = float(t.isf(LEVEL / 2, n + m - 2)) * math.sqrt(sum(squares) / (n + m - 2) * (1 / n + 1 / m))
         if min(n, m) < 2:
             return common
@@ -60,12 +60,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The values that both have; `lacking`, `extra`: how many only the reference, only the new results have; `failed`:
+    """The values that both have; `missing`, `extra`: how many only the reference, only the new results have; `failed`:
     what evaluators failed to measure, on either side."""
 
     axes: Sequence[str]
     pairs: Sequence[Pair]
-    lacking: int
+    missing: int
     extra: int
     failed: Sequence[str] = ()
 
@@ -110,8 +110,8 @@ class Comparison:
         for pair in found:
             labels = ", ".join(title(label) for label in pair.place[:-2] if label)
             name = registry.reader_name(pair.place[-1])
-            mine, theirs = number(float(pair.mine.mean())), number(float(pair.theirs.mean()))
-            value = f"{mine}, reference {theirs} ± {number(pair.margin())}"
+            ours, theirs = number(float(pair.ours.mean())), number(float(pair.theirs.mean()))
+            value = f"{ours}, reference {theirs} ± {number(pair.margin())}"
             yield f"{labels}: {title(pair.place[-2]).lower()}, {name}: {value}"
 
     def _note(self) -> str:
@@ -131,26 +131,26 @@ class Comparison:
                 f"{len(self.pairs) - len(judged)} values were measured with one seed on both sides, or are the same "
                 "for each of a few: nothing says how far apart two seeds are."
             )
-        if self.lacking or self.extra:
-            parts.append(f"Only the reference has {self.lacking} values, only the new results {self.extra}.")
+        if self.missing or self.extra:
+            parts.append(f"Only the reference has {self.missing} values, only the new results {self.extra}.")
         if self.failed:
             parts.append(f"Not measured, the evaluator failed: {', '.join(self.failed)}.")
         return " ".join(parts)
 
 
-def compare(mine: pa.Table, axes: Sequence[str], theirs: pa.Table, their_axes: Sequence[str]) -> Comparison:
+def compare(ours: pa.Table, axes: Sequence[str], theirs: pa.Table, their_axes: Sequence[str]) -> Comparison:
     """The values of two tables of results, matched by labels, stage and metric; seconds are not compared.
 
     An axis that only one of them has must have a single label there. Raises RunError where it has more, and where
     nothing matches.
     """
     shared = [axis for axis in axes if axis in their_axes and axis != SEED]
-    new, old = _values(mine, axes, shared, "these results"), _values(theirs, their_axes, shared, "the reference")
+    new, old = _values(ours, axes, shared, "these results"), _values(theirs, their_axes, shared, "the reference")
     both = [place for place in old if place in new]
     if not both:
         raise RunError("the two results have no value in common: no cell with the same labels, stage and metric")
     pairs = [Pair(place, _array(new[place]), _array(old[place])) for place in both]
-    failed = [f"{text} ({whose})" for table, whose in ((mine, "new"), (theirs, "reference")) for text in _failed(table)]
+    failed = [f"{text} ({whose})" for table, whose in ((ours, "new"), (theirs, "reference")) for text in _failed(table)]
     return Comparison(shared, pairs, len(old) - len(both), len(new) - len(both), failed)
 
 

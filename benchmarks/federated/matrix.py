@@ -136,7 +136,7 @@ def _override(path: str, value: Any) -> str:
 
 
 def experiments(cells: Sequence[Cell]) -> list[Problem]:
-    """What is wrong with the configurations of the cells; a mistake of many is told once, with the first."""
+    """What is wrong with the configurations of the cells; a mistake of many is reported once, with the first."""
     found: dict[tuple[str, str], Problem] = {}
     for cell in cells:
         for problem in _problems(cell):

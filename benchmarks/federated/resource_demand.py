@@ -40,14 +40,14 @@ class Demand:
 class Demands:
     """The demands of a suite's runs; runs that differ in nothing that takes memory are estimated once.
 
-    gpus_there: whether machines have GPUs, which a model with `model.device=auto` then takes; tell: is told, once each,
-    why a run's memory cannot be estimated.
+    gpus_there: whether machines have GPUs, which a model with `model.device=auto` then takes; tell: called, once each,
+    with why a run's memory cannot be estimated.
     """
 
     def __init__(self, reserve: Reserve, *, gpus_there: bool, tell: Callable[[str], None]) -> None:
         self._reserve, self._gpus_there, self._tell = reserve, gpus_there, tell
         self._known: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._said: set[str] = set()
 
     def of(self, config: Config) -> Demand:
         """What a run with `config` asks."""
@@ -83,8 +83,8 @@ class Demands:
         return math.ceil((MARGIN * ram + BESIDES) / _STEP) * _STEP
 
     def _say_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._said:
+            self._said.add(text)
             self._tell(text)
 
 

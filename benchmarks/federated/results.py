@@ -56,9 +56,9 @@ def read(path: Path) -> tuple[pa.Table, list[str]]:
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(f"{file} cannot be read as results of a suite: {reason}") from error
-    lacking = [name for name in FIXED if name not in table.column_names]
-    if lacking:
-        raise RunError(f"{file} is no file of results: it has no column {', '.join(lacking)}")
+    missing = [name for name in FIXED if name not in table.column_names]
+    if missing:
+        raise RunError(f"{file} is no file of results: it has no column {', '.join(missing)}")
     for field in table.schema:
         wrong = not _is_number(field.type) if field.name == VALUE else not _is_text(field.type)
         if wrong or (field.name != VALUE and table.column(field.name).null_count):

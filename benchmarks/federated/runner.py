@@ -56,9 +56,9 @@ def _after(node: Node) -> str:
 
 
 def run(settings: Settings, folder: Path, console: Console, options: Options) -> None:
-    """Do the runs that the store lacks, then write and print results, tables and report.
+    """Do the runs that are not in the store yet, then write and print results, tables and report.
 
-    A run that fails is told and keeps the others going, except those that need it. Raises RunFailed at the end when
+    A run that fails is reported, and the others go on, except those that need it. Raises RunFailed at the end when
     cells failed, KeyboardInterrupt after the runs under way were stopped.
     """
     cells = settings.cells()
@@ -82,7 +82,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
             runs.execute(save)
     save()
     write_report(settings, folder, console)
-    if failed := _lacking(cells, graph, options.store):
+    if failed := _unfinished(cells, graph, options.store):
         raise RunFailed(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}; try them again with --resume"
         )
@@ -114,8 +114,8 @@ def gather(settings: Settings, folder: Path, console: Console, store: Path) -> N
             failures[node.key] = why
     _save(settings, cells, graph, folder, store, failures, (), None)
     write_report(settings, folder, console)
-    if lacking := _lacking(cells, graph, store):
-        raise RunFailed(f"{len(lacking)} of {len(cells)} cells are not done: {', '.join(lacking)}")
+    if unfinished := _unfinished(cells, graph, store):
+        raise RunFailed(f"{len(unfinished)} of {len(cells)} cells are not done: {', '.join(unfinished)}")
     _check_measured(folder)
 
 
@@ -147,7 +147,7 @@ def _save(
     write_json(folder / NODES, collecting.facts(graph, store, failures, found, seconds))
 
 
-def _lacking(cells: Sequence[Cell], graph: Graph, store: Path) -> list[str]:
+def _unfinished(cells: Sequence[Cell], graph: Graph, store: Path) -> list[str]:
     return [cell.id for cell in cells if not all(node.finished(store) for node in graph.of_cell[cell.id])]
 
 

@@ -91,7 +91,7 @@ class Layout:
 
     rows, columns: axes; groups: axes whose values start blocks of rows; models: stages whose final models have a row
     each (finetune and retrain have one per block, unlearn one per value of `rows`); mark_over: whether the best is
-    looked for in a row over the columns, or in a column over the rows; paper: a table of `benchmarks/papers/`;
+    chosen in a row over the columns, or in a column over the rows; paper: a table of `benchmarks/papers/`;
     paper_axes: labels to look up there in place of ours.
     """
 

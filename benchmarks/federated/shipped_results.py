@@ -32,7 +32,7 @@ def keep(source: Path, folder: Path, suite: str, adapter_bytes: int) -> list[Pat
 
     suite: the name of the suite's file there; adapter_bytes: models of stages up to this size are kept too. Of absolute
     paths in configurations only the last part is kept. Equal results give equal files. Raises RunError where `source`
-    holds no results or lacks one of its runs, and where `folder` is not empty.
+    holds no results or not all of its runs, and where `folder` is not empty.
     """
     if not source.is_dir():
         raise RunError(f"{source} is not a suite's folder: its runs lie beside its results, and both are wanted")

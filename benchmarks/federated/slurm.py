@@ -1,7 +1,7 @@
 """A suite for Slurm: an array job for each set of runs that start together, submitted in the order of the graph.
 
 `slurm/` in the suite's folder gets a script and a list of runs per array, and `submit.sh`, which submits of every array
-what the store lacks, with dependencies (`afterok`) on the very tasks that a run begins with. A task is
+what is not in the store yet, with dependencies (`afterok`) on the very tasks that a run begins with. A task is
 `oblivionis bench node`, and `oblivionis bench collect` makes the tables afterwards. Every machine must see the store,
 the suite's folder and this Python.
 """

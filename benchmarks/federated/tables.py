@@ -1,4 +1,4 @@
-"""The tables of a suite: results by rows, columns and groups, beside a paper's numbers."""
+"""The tables of a suite: results by rows, columns and groups, next to a paper's numbers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
     are means over the seeds. A number that is not there is a dash.
     """
     every: Rows = found.to_pylist()
-    told = [row for row in every if row["status"] in (results.DONE, results.NOT_MEASURED)]
+    shown = [row for row in every if row["status"] in (results.DONE, results.NOT_MEASURED)]
     named = {layout.rows, layout.columns, *layout.groups}
     varying = [axis for axis in axes if axis not in named and axis != SEED and len(_labels(every, axis)) > 1]
     layout = replace(layout, groups=tuple(a for a in (*layout.groups, *varying) if len(_labels(every, a)) > 1))
@@ -66,7 +66,7 @@ def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
     rows: list[Sequence[str] | None] = []
     blocks = list(dict.fromkeys(tuple(row[axis] for axis in layout.groups) for row in every)) if layout.groups else [()]
     for block in blocks:
-        chosen = _where(told, dict(zip(layout.groups, block, strict=True)))
+        chosen = _where(shown, dict(zip(layout.groups, block, strict=True)))
         theirs = _published(layout, dict(zip(layout.groups, block, strict=True)), every)
         entries = list(_entries(chosen, every, layout, columns))
         marks = _marks(layout, columns, [values for _, _, values in entries])
@@ -127,14 +127,14 @@ def _entries(
     for model in layout.models:
         per_value = _per_value(layout, model)
         for value in _labels(every, layout.rows) if per_value and layout.rows else [""]:
-            mine = _where(chosen, {layout.rows: value} if per_value and layout.rows else {})
-            here = _where(mine, {"stage": model})
+            in_row = _where(chosen, {layout.rows: value} if per_value and layout.rows else {})
+            here = _where(in_row, {"stage": model})
             if not here and not per_value:
                 continue
             entries = {}
             for column in columns:
                 at = {layout.columns: column} if layout.columns else {}
-                failed = _failed(_where(mine, at))
+                failed = _failed(_where(in_row, at))
                 for measure in layout.measures:
                     found = _where(here, {"metric": measure.metric, "status": results.DONE, **at})
                     found = [row for row in found if row["value"] is not None]
@@ -160,13 +160,13 @@ def _entry(
 ) -> Entry:
     """Mean over the seeds; a stage that several cells share counts once."""
     first = {row.get(SEED): row["value"] for row in reversed(found)}
-    lacking = [s for s, of in failed.items() if s not in first and registry.not_measured(measure.metric, model, of)]
+    unmeasured = [s for s, of in failed.items() if s not in first and registry.not_measured(measure.metric, model, of)]
     if not first:
-        return replace(NONE, failed=len(lacking))
+        return replace(NONE, failed=len(unmeasured))
     values = np.asarray([first[seed] for seed in dict.fromkeys(row.get(SEED) for row in found)], dtype=np.float64)
     values *= measure.scale
     std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
-    return Entry(float(values.mean()), std, len(values), len(lacking))
+    return Entry(float(values.mean()), std, len(values), len(unmeasured))
 
 
 def _marks(
@@ -266,8 +266,8 @@ def _note(every: Rows, layout: Layout) -> str:
     failed = _labels(_where(every, {"status": results.FAILED}), "cell")
     if failed:
         parts.append(f"Failed: {', '.join(failed)}.")
-    lacking = _where(every, {"status": results.NOT_MEASURED})
-    if lacking:
-        named = dict.fromkeys(f"{row['cell']} ({row['metric']} in {row['stage']})" for row in lacking)
+    unmeasured = _where(every, {"status": results.NOT_MEASURED})
+    if unmeasured:
+        named = dict.fromkeys(f"{row['cell']} ({row['metric']} in {row['stage']})" for row in unmeasured)
         parts.append(f"Not measured, the evaluator failed: {', '.join(named)}.")
     return " ".join(parts)

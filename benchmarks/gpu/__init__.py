@@ -1,1 +1,1 @@
-"""A kit for a machine with a GPU: what the tests need CUDA for, whole experiments, and speed beside the plain way."""
+"""A kit for a machine with a GPU: what the tests need CUDA for, whole experiments, and speed against the plain way."""

@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the parts in their order; 0, 1 where something failed, 2 where there is no such device."""
     given = parsed(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    tofu, beside = (str(path.resolve()) if path else None for path in (given.tofu, given.beside))
-    options = Options(given.device, given.tiny, tofu, beside)
+    tofu, reference = (str(path.resolve()) if path else None for path in (given.tofu, given.beside))
+    options = Options(given.device, given.tiny, tofu, reference)
     if options.on_gpu:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     if options.on_gpu and not _has_cuda():

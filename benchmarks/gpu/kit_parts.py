@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.options import Options
-from benchmarks.gpu.result_rows import FAILED, NO_TIME, SKIPPED, Row, Rows, read, told
+from benchmarks.gpu.result_rows import FAILED, NO_TIME, SKIPPED, Row, Rows, read, summary_of
 
 DONE = "done"
 GRACE = 20.0
@@ -67,7 +67,7 @@ def outcome(part: Part, options: Options, end: float, *, apart: bool) -> Outcome
         except Exception as error:
             if not isinstance(error, _Ended):
                 print("".join(traceback.format_exception(error)), file=sys.stderr)
-            status, why = FAILED, str(error) if isinstance(error, _Ended) else told(error)
+            status, why = FAILED, str(error) if isinstance(error, _Ended) else summary_of(error)
         rows = read(file)
     if any(FAILED in row for row in rows.values()):
         status = FAILED

@@ -1,4 +1,4 @@
-"""A randomly initialised Llama-3.2-1B in the paper's setting: rounds, unlearning, and the plain library way beside."""
+"""A randomly initialised Llama-3.2-1B in the paper's setting: rounds, unlearning, and the plain library way."""
 
 from __future__ import annotations
 

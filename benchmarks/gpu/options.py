@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Options:
     """device: cpu or cuda; tiny: shapes so small that a CPU core runs all of it within a minute; tofu: folder of TOFU's
-    JSON lines; beside: a `gpu.json` whose seconds stand beside these."""
+    JSON lines; beside: a `gpu.json` whose seconds are written next to these."""
 
     device: str = "cuda"
     tiny: bool = False

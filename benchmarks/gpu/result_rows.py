@@ -58,7 +58,7 @@ class Rows:
             return self._add(name, {SKIPPED: f"{NO_TIME}: {error}"})
         except Exception as error:
             print("".join(traceback.format_exception(error)), file=sys.stderr)
-            return self._add(name, {FAILED: told(error)})
+            return self._add(name, {FAILED: summary_of(error)})
         finally:
             self._free()
         wrong = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
@@ -90,7 +90,7 @@ def read(file: Path) -> dict[str, Row]:
     return read_json(file) if file.exists() else {}
 
 
-def told(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """Its kind and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -47,7 +47,7 @@ TINY = [
 
 
 def run(options: Options, rows: Rows) -> None:
-    """A row per stage, beside that of `options.beside` if it names results of another device."""
+    """A row per stage, next to that of `options.beside` if it names results of another device."""
     if not options.tiny and not is_fetched(NAME):
         rows.skip("experiment", f"the model is not here, expected in {folder_of(NAME)}")
         return
@@ -61,7 +61,7 @@ def run(options: Options, rows: Rows) -> None:
             elif whole is None:
                 rows.skip(stage, "the run did not come so far")
     if options.beside:
-        rows.measure("beside", lambda: beside(Path(options.beside or ""), rows), seconds=-TO_END)
+        rows.measure("beside", lambda: add_reference(Path(options.beside or ""), rows), seconds=-TO_END)
 
 
 def command(options: Options, output: Path) -> list[str]:
@@ -110,13 +110,13 @@ def of_stage(run: Path, stage: str) -> Row:
     summary = run / "stages" / f"{stage}.json"
     if not summary.exists():
         return {**row, "finished": False} if row else {}
-    told: dict[str, Any] = read_json(summary)
-    values = {key: told["metrics"][key] for key in VALUES if told["metrics"].get(key) is not None}
-    return {**row, "finished": True, "seconds": told["seconds"], **values}
+    found: dict[str, Any] = read_json(summary)
+    values = {key: found["metrics"][key] for key in VALUES if found["metrics"].get(key) is not None}
+    return {**row, "finished": True, "seconds": found["seconds"], **values}
 
 
-def beside(file: Path, rows: Rows) -> Row:
-    """Put the numbers of the same rows in `file`, an earlier `gpu.json`, beside these. Raises FileError."""
+def add_reference(file: Path, rows: Rows) -> Row:
+    """Put the numbers of the same rows in `file`, an earlier `gpu.json`, next to these. Raises FileError."""
     earlier: dict[str, Any] = read_json(file)
     theirs = earlier.get("parts", {}).get(NAME, {}).get("rows", {})
     if not theirs:

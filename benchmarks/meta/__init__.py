@@ -1,1 +1,1 @@
-"""Which metric can be believed? Every metric beside federated models of which it is known what they were trained on."""
+"""Which metric can be believed? Every metric on federated models whose training records are known."""

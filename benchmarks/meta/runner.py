@@ -41,7 +41,7 @@ def plan(settings: Settings, jobs: int) -> list[str]:
 
 
 def run(settings: Settings, folder: Path, console: Console, jobs: int) -> None:
-    """Make and measure the models that `folder` lacks, `jobs` federations at once, then write and print the report.
+    """Make and measure the models missing in `folder`, `jobs` federations at once, then write and print the report.
 
     Raises OblivionisError for what `federation` raises, RunFailed for a process that ended early.
     """
@@ -54,8 +54,8 @@ def run(settings: Settings, folder: Path, console: Console, jobs: int) -> None:
             task = progress.add_task("", total=total)
 
             def look() -> None:
-                lacking = sum(len(results.pending(folder, seed)) for seed in settings.seeds)
-                progress.update(task, completed=total - lacking)
+                missing = sum(len(results.pending(folder, seed)) for seed in settings.seeds)
+                progress.update(task, completed=total - missing)
 
             look()
             if jobs == 1:
@@ -67,7 +67,7 @@ def run(settings: Settings, folder: Path, console: Console, jobs: int) -> None:
 
 
 def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], None] = lambda: None) -> None:
-    """Make and measure what is lacking of a federation; `done` is called after each file. Raises OblivionisError."""
+    """Make and measure what is missing of a federation; `done` is called after each file. Raises OblivionisError."""
     from benchmarks.meta.federation import fedavg
     from benchmarks.meta.measuring import Measurer
     from oblivionis.client.worker import Worker

@@ -79,7 +79,7 @@ def auc(values: np.ndarray, state: int, others: list[int], drawn: Bootstrap) -> 
 
 
 def auc_within(values: np.ndarray, state: int, others: list[int], drawn: Bootstrap) -> Estimate:
-    """The same over pairs of one federation: beside a model of the same records, clients and base."""
+    """The same over pairs of one federation: compared with a model of the same records, clients and base."""
     won, count = wins(values[:, 0, state], values[:, others, state])
     return drawn.ratio(won.diagonal(), count.diagonal())
 

@@ -22,8 +22,9 @@ class Verdict:
     """What the models say of a metric.
 
     values: how many of `models` have one; by_kind: AUC before attacks for each of `OTHERS`; aucs: that of all of them
-    in each of `STATES`; within: before attacks, beside models of the same federation; accuracies: balanced accuracy in
-    each state by a threshold that was chosen before attacks; tau: Kendall's τ-b of `pairs` pairs of federations.
+    in each of `STATES`; within: before attacks, compared with models of the same federation; accuracies: balanced
+    accuracy in each state by a threshold that was chosen before attacks; tau: Kendall's τ-b of `pairs` pairs of
+    federations.
     """
 
     judge: Judge

@@ -37,17 +37,17 @@ def figures(
 
     found: list[h.Node] = []
     for metric in dict.fromkeys([*(drawn() if metrics is None else metrics), *published]):
-        mine = done[(done.metric == metric) & done.value.notna()]
-        if mine[mine.stage == "unlearn"].empty:
+        values = done[(done.metric == metric) & done.value.notna()]
+        if values[values.stage == "unlearn"].empty:
             continue
-        drawing = panels.metric_figure(mine, compared, paper, metric, registry.reader_name(metric))
-        lines = [label for stage, (_, _, label) in panels.LINES.items() if (mine.stage == stage).any()]
-        found += [h.h3[metric_name(metric)], captioned(drawing, _caption(mine, lines, metric in published))]
+        drawing = panels.metric_figure(values, compared, paper, metric, registry.reader_name(metric))
+        lines = [label for stage, (_, _, label) in panels.LINES.items() if (values.stage == stage).any()]
+        found += [h.h3[metric_name(metric)], captioned(drawing, _caption(values, lines, metric in published))]
     return found or [h.p["Nothing to draw yet."]]
 
 
-def _caption(mine: Any, lines: Sequence[str], published: bool) -> str:
-    seeds = mine.seed.nunique() if "seed" in mine else 1
+def _caption(values: Any, lines: Sequence[str], published: bool) -> str:
+    seeds = values.seed.nunique() if "seed" in values else 1
     spread = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     text = f"Points: unlearned model, {spread}."
     text += f" Lines: {' and '.join(lines)} model, mean over the same." if lines else ""

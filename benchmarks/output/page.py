@@ -42,8 +42,9 @@ class SuiteView:
     columns `cell`, one for each of `axes`, `stage` (whose final model was measured), `status` (done or failed),
     `error`, `run` (of the stage: rows of a stage that cells share name the same run), `metric`, `value`. axes: names of
     the matrix' axes; `seed` is averaged over. paper: the published numbers, with `metric`, `value` and any of the axes
-    and `stage` (default: unlearn); an axis that it lacks matches every value. facts: label → text for what was run.
-    warnings: sentences beside those that are found in the cells. metrics: those that are drawn (None: `figures.drawn`).
+    and `stage` (default: unlearn); an axis that is missing matches every value. facts: label → text for what was run.
+    warnings: sentences in addition to those that are found in the cells. metrics: those that are drawn (None:
+    `figures.drawn`).
     """
 
     title: str
@@ -68,9 +69,9 @@ def write_suite_html(folder: Path, suite: SuiteView) -> Path:
 
     Raises ValueError for cells without one of the columns that `SuiteView` names.
     """
-    lacking = {"cell", *suite.axes, "stage", "status", "error", "run", "metric", "value"} - set(suite.cells.columns)
-    if lacking:
-        raise ValueError(f"the suite's cells lack the columns {', '.join(sorted(lacking))}")
+    missing = {"cell", *suite.axes, "stage", "status", "error", "run", "metric", "value"} - set(suite.cells.columns)
+    if missing:
+        raise ValueError(f"the suite's cells lack the columns {', '.join(sorted(missing))}")
     wrong, limits = found_warnings(suite.cells, suite.axes, suite.folder)
     parts = [
         h.h1[suite.title],
@@ -104,14 +105,14 @@ def _matrix(suite: SuiteView) -> dict[str, str]:
     """The values of every axis, and how many cells are done."""
     cells = suite.cells.drop_duplicates("cell")
     failed = set(suite.cells.loc[suite.cells.status == "failed", "cell"])
-    lacking = set(suite.cells.loc[suite.cells.status == "not measured", "cell"])
+    unmeasured = set(suite.cells.loc[suite.cells.status == "not measured", "cell"])
     shown = {axis: ", ".join(map(str, dict.fromkeys(cells[axis]))) for axis in suite.axes}
     done = len(cells) - len(failed)
     return {
         **shown,
         "Cells": f"{done} of {len(cells)} done"
         + (f", {len(failed)} failed" if failed else "")
-        + (f", {len(lacking)} not measured" if lacking else ""),
+        + (f", {len(unmeasured)} not measured" if unmeasured else ""),
     }
 
 
@@ -122,15 +123,15 @@ def _cells(folder: Path, suite: SuiteView) -> h.Element:
         first = group.iloc[0]
         errors = [str(e) for e in dict.fromkeys(group.error[group.status != "done"].fillna("")) if e]
         failed = (group.status == "failed").any()
-        lacking = list(dict.fromkeys(group.metric[group.status == "not measured"]))
-        state = h.b(".bad")["failed"] if failed else h.b(".bad")["not measured"] if lacking else "done"
+        unmeasured = list(dict.fromkeys(group.metric[group.status == "not measured"]))
+        state = h.b(".bad")["failed"] if failed else h.b(".bad")["not measured"] if unmeasured else "done"
         rows.append(
             [
                 str(cell),
                 *(str(first[axis]) for axis in suite.axes),
                 state,
                 _links(folder, suite.folder, group),
-                "; ".join([*([f"{', '.join(lacking)} failed"] if lacking else []), *errors]),
+                "; ".join([*([f"{', '.join(unmeasured)} failed"] if unmeasured else []), *errors]),
             ]
         )
     if not rows:
@@ -185,7 +186,7 @@ def _cost(cells: Any) -> h.Element:
 
 
 def _paper(suite: SuiteView) -> h.Node:
-    """Our means beside the published numbers."""
+    """Our means next to the published numbers."""
     if suite.paper is None:
         return None
     rows = []
@@ -213,8 +214,8 @@ def _given(published: Any, axis: str) -> bool:
 def matching(cells: Any, published: Any, axes: Sequence[str]) -> Any:
     """Our values of the metric, stage and axes of a published number, one per run."""
     stage = published.stage if _given(published, "stage") else "unlearn"
-    mine = cells[(cells.metric == published.metric) & (cells.stage == stage) & (cells.status == "done")]
+    rows = cells[(cells.metric == published.metric) & (cells.stage == stage) & (cells.status == "done")]
     for axis in axes:
         if _given(published, axis):
-            mine = mine[mine[axis].astype(str) == published[axis]]
-    return mine.drop_duplicates("run").value.dropna()
+            rows = rows[rows[axis].astype(str) == published[axis]]
+    return rows.drop_duplicates("run").value.dropna()

@@ -18,18 +18,18 @@ LINES = {"finetune": ("tab:orange", "--", "finetuned"), "retrain": ("tab:green",
 _WRAP = 3
 
 
-def metric_figure(mine: Any, axes: Sequence[str], paper: Any, metric: str, name: str) -> h.Element:
+def metric_figure(values: Any, axes: Sequence[str], paper: Any, metric: str, name: str) -> h.Element:
     """The figure of a metric, called `name`: a panel per value of the first axis, the others side by side in each.
 
-    mine: rows of the metric; paper: published numbers or None, as in `SuiteView`.
+    values: rows of the metric; paper: published numbers or None, as in `SuiteView`.
     """
-    return svg_figure(_draw(mine, axes, paper, metric), f"m-{metric}", f"{name} of every cell", wide=True)
+    return svg_figure(_draw(values, axes, paper, metric), f"m-{metric}", f"{name} of every cell", wide=True)
 
 
-def _draw(mine: Any, axes: Sequence[str], paper: Any, metric: str) -> Figure:
-    panels = list(dict.fromkeys(mine[axes[0]].astype(str))) if len(axes) > 1 else [""]
+def _draw(values: Any, axes: Sequence[str], paper: Any, metric: str) -> Figure:
+    panels = list(dict.fromkeys(values[axes[0]].astype(str))) if len(axes) > 1 else [""]
     within = list(axes[1:] if len(axes) > 1 else axes)
-    unlearned = mine[mine.stage == "unlearn"]
+    unlearned = values[values.stage == "unlearn"]
     labels = list(dict.fromkeys(_labels(unlearned, within)))
     columns = min(_WRAP, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -39,7 +39,7 @@ def _draw(mine: Any, axes: Sequence[str], paper: Any, metric: str) -> Figure:
         for axis in grid.flat[len(panels) :]:
             axis.set_visible(False)
         for axis, panel in zip(grid.flat, panels, strict=False):
-            here = mine if not panel else mine[mine[axes[0]].astype(str) == panel]
+            here = values if not panel else values[values[axes[0]].astype(str) == panel]
             _panel(axis, here, within, labels)
             if paper is not None:
                 _published(axis, paper[paper.metric == metric], axes, panel, within, labels)

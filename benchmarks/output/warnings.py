@@ -28,7 +28,7 @@ KINDS = {
     "failed evaluator": "an evaluator failed",
     "failed replies": "replies of clients failed",
 }
-"""The warnings of a run, as they are told of many; the limits of one run's claims are told once for all."""
+"""The warnings of a run, as they are worded for many runs; the limits of one run's claims are named once for all."""
 
 
 def found_warnings(cells: pd.DataFrame, axes: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:

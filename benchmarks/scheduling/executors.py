@@ -45,7 +45,7 @@ class Executor(AbstractContextManager[Any], Protocol):
 
     @property
     def width(self) -> int:
-        """How many runs are done at once, as far as can be told."""
+        """How many runs are done at once, as far as that is known."""
         ...
 
     def room(self, task: Task) -> bool:

@@ -61,10 +61,10 @@ def last_words(run: Path) -> str:
     except FileNotFoundError:
         return ""
     lines = [line.strip() for line in text.splitlines()]
-    told = [line for line in lines if line.startswith("error:")] or [
+    messages = [line for line in lines if line.startswith("error:")] or [
         line for line in lines if line and not line.startswith(("continue with:", "This is a fault of"))
     ]
-    return told[-1].removeprefix("error:").strip() if told else ""
+    return messages[-1].removeprefix("error:").strip() if messages else ""
 
 
 def slots(jobs: int) -> list[Slot]:

@@ -33,7 +33,7 @@ class Task:
 
     @property
     def held(self) -> bool:
-        """Whether another process does this run, of a command that was killed or of one beside this one."""
+        """Whether another process does this run, of a command that was killed or of one that runs at the same time."""
         return self.run.held_by() is not None
 
 

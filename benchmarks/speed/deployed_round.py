@@ -1,4 +1,4 @@
-"""What a round of a deployment costs beside Flower's floor: an app that does nothing, with as many SuperNodes.
+"""What a round of a deployment costs compared with Flower's floor: an app that does nothing, with as many SuperNodes.
 
     python -m benchmarks.speed.deployed_round DIR [--rounds 4]
 
@@ -118,10 +118,10 @@ def floor(deployment: Deployment, floats: int, rounds: int) -> tuple[int, list[f
         out = deployment.server / f"floor-{time.time_ns()}.json"
         try:
             deployment.run(Path(folder), f'rounds={rounds} floats={floats} out="{out}"')
-            told = json.loads(out.read_text(encoding="utf-8"))
+            result = json.loads(out.read_text(encoding="utf-8"))
         finally:
             out.unlink(missing_ok=True)
-    return told["nodes"], told["seconds"]
+    return result["nodes"], result["seconds"]
 
 
 def ours(deployment: Deployment, nodes: int, rounds: int) -> tuple[list[float], list[float]]:
@@ -153,12 +153,12 @@ def client_start() -> dict[str, float]:
         print(imported - began, training - imported, time.perf_counter() - training)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    told = [
+    seconds = [
         list(map(float, subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()))
         for _ in range(3)
     ]
     names = ("import the ClientApp", "import what trains", "load the base model")
-    return dict(zip(names, map(min, zip(*told, strict=True)), strict=True))
+    return dict(zip(names, map(min, zip(*seconds, strict=True)), strict=True))
 
 
 def main() -> None:

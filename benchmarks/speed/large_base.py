@@ -1,4 +1,4 @@
-"""A base model of a billion parameters on a CPU: one round by the real command, its peak memory beside the estimate.
+"""A base model of a billion parameters on a CPU: one round by the real command, its peak memory next to the estimate.
 
     python -m benchmarks.speed.large_base [--folder DIR] [--dtype bfloat16]
 
@@ -88,10 +88,10 @@ def main(arguments: list[str] | None = None) -> None:
                 now["together"] = now["server"] + now["clients"]
                 most = {key: max(most[key], now[key]) for key in most}
                 time.sleep(EVERY_S)
-        told = log.read_text()
+        text = log.read_text()
         if process.returncode:
-            raise SystemExit(f"the run failed:\n{told[-3000:]}")
-        print("\n".join(line for line in told.splitlines() if re.match(r"memory:|\[finetune\]", line)))
+            raise SystemExit(f"the run failed:\n{text[-3000:]}")
+        print("\n".join(line for line in text.splitlines() if re.match(r"memory:|\[finetune\]", line)))
         print(f"{time.monotonic() - began:.0f} s in all; at most held, in GB:")
         print(", ".join(f"{key} {most[key] / 1e9:.2f}" for key in ("server", "clients", "together")), end="")
         print(f" ({most['processes']} client processes at once)")

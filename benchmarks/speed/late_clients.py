@@ -220,7 +220,7 @@ def slowest(durations: Durations, clients: int) -> set[int]:
 
 
 def measured(way: Way, data: Problem, durations: Durations, at_once: int, plain: Course) -> list[float]:
-    """The columns of one seed beside the synchronous course `plain`."""
+    """The columns of one seed compared with the synchronous course `plain`."""
     course = run(way, data, durations, at_once, Course(data.goal, plain.reached))
     slow = slowest(durations, len(data.labels))
     return [

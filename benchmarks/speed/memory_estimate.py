@@ -127,7 +127,7 @@ def work(folder: Path, case: str) -> None:
             greedy(model, [*alike, *(row[8:] for row in ids)], max_new_tokens=8, stop_ids=())
     else:
         checkpointing = config.training.gradient_checkpointing
-        # The first update makes AdamW's moments, the second has them beside its activations: a hundredth with LoRA.
+        # The first update makes AdamW's moments, the second has them and its activations: a hundredth with LoRA.
         epochs = 1 if settings.mode == "lora" else 2
         train(
             model,

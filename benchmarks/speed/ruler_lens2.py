@@ -3,11 +3,11 @@
     python -m benchmarks.speed.ruler_lens2 [--records 20000] [--compared 5000] [--dim 768] [--repeats 3] [--processor]
 
 Records are independent normal numbers. First `percentile_rank` on as many forget as retain records, float32: the memory
-on top of the inputs (the process's `VmHWM` less its resident memory before), and its operations per second beside those
-of plain large float64 products (`torch.mm` and numpy, of which the faster counts), in which it computes. Operations are
-2 per pair of records and dimension, as many as the definition asks for: n m pairs of forget with retain and m m of
-retain with retain records; the second figure counts only the products that were computed, of the symmetric half the
-blocks on or above the diagonal. Nothing but these products is counted.
+on top of the inputs (the process's `VmHWM` less its resident memory before), and its operations per second next to
+those of plain large float64 products (`torch.mm` and numpy, of which the faster counts), in which it computes.
+Operations are 2 per pair of records and dimension, as many as the definition asks for: n m pairs of forget with retain
+and m m of retain with retain records; the second figure counts only the products that were computed, of the symmetric
+half the blocks on or above the diagonal. Nothing but these products is counted.
 
 Then `percentile_rank` against `sklearn.neighbors.NearestNeighbors(metric="cosine", algorithm="brute")`, which gives s_f
 and, leaving each record itself out, s_r; in float32 and float64. Turns alternate, so that a busier machine slows down
@@ -68,7 +68,7 @@ def computed_pairs(count: int) -> int:
 
 
 def throughput(count: int, dim: int, repeats: int, clock: Clock) -> None:
-    """Print the memory and the operations per second of `percentile_rank` beside those of plain products."""
+    """Print the memory and the operations per second of `percentile_rank` next to those of plain products."""
     forget, retain = records(count, dim, 0), records(count, dim, 1)
     before = psutil.Process().memory_info().rss
     percentile_rank(forget, retain)
@@ -101,7 +101,7 @@ def compare(count: int, dim: int, repeats: int, dtype: type, clock: Clock) -> fl
 
     ours = percentile_rank(forget, retain)
     pairs = zip((ours.forget_similarity, ours.retain_similarity), theirs(), strict=True)
-    difference = max(float(np.abs(mine - other).max()) for mine, other in pairs)
+    difference = max(float(np.abs(one - other).max()) for one, other in pairs)
     works = (theirs, lambda: percentile_rank(forget, retain))
     times = np.array([[seconds(clock, work) for work in works] for _ in range(repeats)])
     slow, fast = times.min(0)

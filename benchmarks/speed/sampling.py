@@ -102,11 +102,11 @@ def compare(model: Any, prompts: list[tuple[int, ...]], sizes: list[int], pad_id
     faster = True
     for size in sizes:
         several = [prompts[i % len(prompts)] for i in range(size)]
-        for name, theirs, mine in (
+        for name, theirs, here in (
             ("answers to one question", [prompts[0]] * size, lambda n=size: ours(model, prompts[:1], n)),
             ("questions, one answer each", several, lambda p=several: ours(model, p, 1)),
         ):
-            pairs = [(rate(lambda p=theirs: generate(model, p, pad_id)), rate(mine)) for _ in range(repeats)]
+            pairs = [(rate(lambda p=theirs: generate(model, p, pad_id)), rate(here)) for _ in range(repeats)]
             plain, own = (statistics.median(values) for values in zip(*pairs, strict=True))
             shares = [
                 f"({tokens / size * read / reading:4.0%})" for tokens, read in ((plain, their_bytes), (own, own_bytes))

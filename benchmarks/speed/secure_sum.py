@@ -1,9 +1,9 @@
-"""What a secure sum costs each client and the server, and its masks beside those of Flower's SecAgg+.
+"""What a secure sum costs each client and the server, and its masks compared with those of Flower's SecAgg+.
 
     python -m benchmarks.speed.secure_sum [--clients 3 10 30] [--numbers 312320] [--repeats 3]
 
 In one process, client after client: seconds of one client in all stages (but its training), of the server, and
-bytes that one client sends, beside the plain weighted mean and its bytes. Below that the same pairwise masks as Flower
+bytes that one client sends, next to the plain weighted mean and its bytes. Below that the same pairwise masks as Flower
 makes them (`pseudo_rand_gen` and numpy's arithmetic, as in its `secaggplus_mod`), seconds for one client with so many
 neighbours; medians.
 """

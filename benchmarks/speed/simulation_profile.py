@@ -101,11 +101,11 @@ class Meter:
 def metered(meter: Meter) -> Iterator[None]:
     """The program tells `meter` of its parts."""
     profile = ["light"]
-    told = hook.part
+    part = hook.part
 
     @contextmanager
     def evaluator(name: str) -> Iterator[None]:
-        with meter.part(f"evaluation, {profile[-1]}: {name}"), told(name):
+        with meter.part(f"evaluation, {profile[-1]}: {name}"), part(name):
             yield
 
     def measured(method: Callable[..., Any]) -> Callable[..., Any]:

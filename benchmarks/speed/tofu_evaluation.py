@@ -180,13 +180,13 @@ def read_options(arguments: list[str] | None) -> argparse.Namespace:
 def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
     """How many greedy continuations are not the same in both logs."""
     answers = [
-        (mine[1], other[1])
+        (one[1], other[1])
         for section in SECTIONS.values()
-        for mine, other in zip(
+        for one, other in zip(
             ours[section]["generated_text"].values(), theirs[section]["generated_text"].values(), strict=True
         )
     ]
-    return sum(mine != other for mine, other in answers)
+    return sum(one != other for one, other in answers)
 
 
 def main(arguments: list[str] | None = None) -> int:

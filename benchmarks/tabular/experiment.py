@@ -18,8 +18,8 @@ from evaluation.ruler.lenses import calibration_gap, oracle_similarity, percenti
 from evaluation.ruler.statistics import threshold_attack
 
 ORIGINAL, ORACLE, TWIN, PAIR = "original", "oracle", "oracle_twin", "oracle_pair"
-"""Models beside the methods'. TWIN and PAIR are further oracles, measured against the first like a method's model: TWIN
-starts from the same weights and drops out other units, PAIR starts from another seed."""
+"""Models in addition to the methods'. TWIN and PAIR are further oracles, measured against the first like a method's
+model: TWIN starts from the same weights and drops out other units, PAIR starts from another seed."""
 KEYS = ("dataset", "fraction", "seed", "method")
 COLUMNS = (
     *KEYS,
@@ -87,13 +87,13 @@ class Cell:
 
     def _makers(self) -> dict[str, Callable[[], TabularMLP]]:
         seed, other = self._seed, self._seed + self._settings.pair_seed_offset
-        beside: dict[str, Callable[[], TabularMLP]] = {
+        references: dict[str, Callable[[], TabularMLP]] = {
             ORIGINAL: lambda: self.original,
             ORACLE: lambda: self.oracle,
             TWIN: lambda: self._retrained(seed, other),
             PAIR: lambda: self._retrained(other, other),
         }
-        return beside | {plan.method: partial(self._unlearned, plan) for plan in self._settings.plans()}
+        return references | {plan.method: partial(self._unlearned, plan) for plan in self._settings.plans()}
 
     def _unlearned(self, plan: unlearning.Plan) -> TabularMLP:
         seed = self._settings.unlearning_seed
@@ -118,7 +118,7 @@ class Cell:
 
 
 def models(settings: Settings) -> list[str]:
-    """What the column `method` holds in each cell, in order: the models beside the methods', then these."""
+    """What the column `method` holds in each cell, in order: the other models first, then the methods'."""
     return [ORIGINAL, ORACLE, TWIN, PAIR, *settings.methods]
 
 

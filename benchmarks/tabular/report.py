@@ -251,7 +251,7 @@ def _observations(rows: Rows) -> str:
 
 
 def _significant(table: Table) -> Table:
-    """`post_hoc` without the pairs that cannot be told apart; they are counted in the note."""
+    """`post_hoc` without the pairs that do not differ significantly; they are counted in the note."""
     groups = [row for row in table.rows if row is None or row[-1]]
     tests, found = (sum(row is not None for row in rows) for rows in (table.rows, groups))
     if not found:

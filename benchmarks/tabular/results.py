@@ -46,10 +46,10 @@ def _read(path: Path) -> pd.DataFrame:
         texts = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise RunError(f"{path} is no file of results: {error}") from error
-    lacking = [name for name in COLUMNS if name not in frame.columns]
+    missing = [name for name in COLUMNS if name not in frame.columns]
     wrong = [name for name in texts if name not in ("dataset", "method")]
-    if lacking or wrong:
-        why = f"it has no column {lacking[0]}" if lacking else f"the column {wrong[0]} does not hold numbers"
+    if missing or wrong:
+        why = f"it has no column {missing[0]}" if missing else f"the column {wrong[0]} does not hold numbers"
         raise RunError(f"{path} is no file of results: {why}")
     return frame
 

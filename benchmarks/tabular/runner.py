@@ -40,7 +40,7 @@ def _listed(parameters: Any) -> str:
 
 
 def run(settings: Settings, folder: Path, console: Console) -> None:
-    """Compute the cells that `folder` lacks, then write and print the report of all of them.
+    """Compute the cells that are not in `folder` yet, then write and print the report of all of them.
 
     A dataset that cannot be had is named in the output, in datasets.json and in the report, and left out. Raises
     RunError for a dataset too small for what is to be forgotten, RunFailed if a training diverges or there is no

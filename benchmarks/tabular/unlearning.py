@@ -99,7 +99,7 @@ def quantities(
 def _others(
     original: TabularMLP, method: losses.Method, sets: Mapping[str, Records], parameters: Mapping[str, Any]
 ) -> dict[tuple[str, str], Tensor]:
-    """The logits of the models beside the one that unlearns, for the quantities that the method may ask for."""
+    """The logits of the models other than the one that unlearns, for the quantities that the method may ask for."""
     found = {}
     for records in SETS:
         for other in OTHERS:

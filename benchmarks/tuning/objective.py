@@ -6,7 +6,7 @@ known, what lies below it is avoided, and both count.
 | measure | m | per question or record |
 | --- | --- | --- |
 | probability | `forget_prob` | exp(−mean NLL) of the true answer |
-| truth ratio | mean of 1/(1 + R) | share of the right answer beside the wrong ones, R = wrong/right |
+| truth ratio | mean of 1/(1 + R) | right answer's share of right + wrong, R = wrong/right |
 | membership | `membership_auc_loss` | forget against holdout records |
 | leakage | `leakage_mean` | mean ROUGE-L recall of sampled answers |
 
@@ -109,8 +109,8 @@ def error_of_auc(members: Sequence[float], others: Sequence[float]) -> float:
 def distances(values: Mapping[str, float], oracle: Oracle, measures: Sequence[str] = MEASURES) -> dict[str, float]:
     """d_m of each of `measures` that the retrained model has.
 
-    One that the model lacks, or that is no finite number, counts as far off as can be: m − m* = 1. A ruined model has
-    such values.
+    One that the model does not have, or that is no finite number, counts as far off as can be: m − m* = 1. A ruined
+    model has such values.
     """
     found = {}
     for measure in measures:

@@ -43,17 +43,17 @@ class Entry:
 
     trial: int | None
     values: Mapping[str, Any]
-    told: Mapping[str, Any]
+    judged: Mapping[str, Any]
 
     @property
     def feasible(self) -> bool:
         """Whether enough utility is left."""
-        return self.told["violation"] <= 0
+        return self.judged["violation"] <= 0
 
     @property
     def rank(self) -> tuple[float, float]:
         """The smaller, the better: enough utility first, then the distance."""
-        return max(0.0, self.told["violation"]), self.told["distance"]
+        return max(0.0, self.judged["violation"]), self.judged["distance"]
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Found:
             s.name.lower(): len(self.search.trials(s))
             for s in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         }
-        told = [t.user_attrs for t in self.search.trials(TrialState.COMPLETE, TrialState.PRUNED)]
+        attributes = [t.user_attrs for t in self.search.trials(TrialState.COMPLETE, TrialState.PRUNED)]
         names = ("exchanges", "client_epochs", "seconds")
-        return {**states, **{name: round(sum(t.get(name, 0) for t in told), 3) for name in names}}
+        return {**states, **{name: round(sum(t.get(name, 0) for t in attributes), 3) for name in names}}
 
 
 def entries(search: Search) -> list[Entry]:
@@ -91,10 +91,10 @@ def entries(search: Search) -> list[Entry]:
 
 def frontier(found: Sequence[Entry]) -> list[Entry]:
     """Those that no other beats in both distance and utility, by distance."""
-    ordered = sorted(found, key=lambda e: (e.told["distance"], -e.told["utility_share"]))
+    ordered = sorted(found, key=lambda e: (e.judged["distance"], -e.judged["utility_share"]))
     kept: list[Entry] = []
     for entry in ordered:
-        if not kept or entry.told["utility_share"] > kept[-1].told["utility_share"]:
+        if not kept or entry.judged["utility_share"] > kept[-1].judged["utility_share"]:
             kept.append(entry)
     return kept
 
@@ -102,7 +102,7 @@ def frontier(found: Sequence[Entry]) -> list[Entry]:
 def write(folder: Path, found: Sequence[Found], facts: Mapping[str, Any], heads: Mapping[str, Mapping]) -> None:
     """Write the result, the trials, the figure, and each method's `tuned.yaml`.
 
-    facts: what the result says beside the methods; heads: what each `tuned.yaml` begins with, by method.
+    facts: what the result says in addition to the methods; heads: what each `tuned.yaml` begins with, by method.
     """
     write_json(folder / RESULT, {**facts, "methods": {f.method: _plain(f) for f in found}})
     write_atomic(folder / TABLE, trials_csv(found))
@@ -113,7 +113,7 @@ def write(folder: Path, found: Sequence[Found], facts: Mapping[str, Any], heads:
 
 def _plain(found: Found) -> dict[str, Any]:
     def entry(e: Entry) -> dict[str, Any]:
-        return {"trial": e.trial, "values": dict(e.values), **e.told}
+        return {"trial": e.trial, "values": dict(e.values), **e.judged}
 
     return {
         "space": {d.path: d.plain() for d in found.space},
@@ -134,15 +134,17 @@ def trials_csv(found: Sequence[Found]) -> str:
         ["method", "trial", "state", "distance", "utility", "utility_share", *measures, *took, "values", "error"]
     )
 
-    def row(method: str, trial: str | int, state: str, told: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        parts = [told.get(f"{kind}s", {}).get(m, "") for m in MEASURES for kind in ("measure", "distance")]
-        head = [told.get(name, "") for name in ("distance", "utility", "utility_share")]
-        last = [told.get(name, "") for name in took]
-        error = told.get("error") or "; ".join(f"{name} failed: {why}" for name, why in told.get("failed", {}).items())
+    def row(method: str, trial: str | int, state: str, judged: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        parts = [judged.get(f"{kind}s", {}).get(m, "") for m in MEASURES for kind in ("measure", "distance")]
+        head = [judged.get(name, "") for name in ("distance", "utility", "utility_share")]
+        last = [judged.get(name, "") for name in took]
+        error = judged.get("error") or "; ".join(
+            f"{name} failed: {why}" for name, why in judged.get("failed", {}).items()
+        )
         writer.writerow([method, trial, state, *head, *parts, *last, json.dumps(values), error])
 
     for each in found:
-        row(each.method, "untuned", "complete", each.untuned.told, each.untuned.values)
+        row(each.method, "untuned", "complete", each.untuned.judged, each.untuned.values)
         for trial in each.search.trials():
             row(each.method, trial.number, trial.state.name.lower(), trial.user_attrs, trial.params)
     return out.getvalue()
@@ -156,8 +158,8 @@ def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) 
     lines = [
         f"{found.method}, tuned: {which}. {spent} trials, {budget['pruned']} of them stopped early; "
         f"{effort_in_words(budget)}.",
-        f"Distance from the retrained model {best.told['distance']:.2f} standard errors, untuned "
-        f"{found.untuned.told['distance']:.2f}; utility {best.told['utility_share']:.0%} of the retrained model's.",
+        f"Distance from the retrained model {best.judged['distance']:.2f} standard errors, untuned "
+        f"{found.untuned.judged['distance']:.2f}; utility {best.judged['utility_share']:.0%} of the retrained model's.",
         *([] if best.feasible else [f"NOT ENOUGH UTILITY: {share} were asked for, and no trial has them."]),
         f"Chosen on other records than those that this experiment forgets: those about {', '.join(facts['subjects'])}.",
     ]
@@ -178,7 +180,7 @@ def _escaped(value: Any) -> Any:
 
 
 def table(found: Sequence[Found], oracle: Oracle, least: float) -> Table:
-    """The untuned settings of each method beside the tuned ones, and the retrained model with standard errors."""
+    """The untuned settings of each method next to the tuned ones, and the retrained model with standard errors."""
     shown = [measure for measure in MEASURES if measure in oracle.values]
     caption = f"Distance in standard errors of the retrained model.\n!: less than {least:.0%} of its utility."
     title = "On the tuning's own requests: how far from the retrained model?"
@@ -188,13 +190,13 @@ def table(found: Sequence[Found], oracle: Oracle, least: float) -> Table:
         made.add_column(name, justify="right", min_width=5)
     for each in found:
         for name, entry in (("untuned", each.untuned), ("tuned", each.best)):
-            told, worse = entry.told, not entry.feasible
+            judged, worse = entry.judged, not entry.feasible
             style = "bold" if name == "tuned" and not worse else "yellow" if worse else ""
-            failed = told.get("failed", {})
-            measures = [_cell(m, told["measures"].get(m), failed) for m in shown]
-            share = f"{told['utility_share']:.0%}{'!' if worse else ''}"
-            lacking = f" ({', '.join(failed)} failed)" if failed else ""
-            made.add_row(f"{each.method} {name}{lacking}", fixed(told["distance"], 2), *measures, share, style=style)
+            failed = judged.get("failed", {})
+            measures = [_cell(m, judged["measures"].get(m), failed) for m in shown]
+            share = f"{judged['utility_share']:.0%}{'!' if worse else ''}"
+            failures = f" ({', '.join(failed)} failed)" if failed else ""
+            made.add_row(f"{each.method} {name}{failures}", fixed(judged["distance"], 2), *measures, share, style=style)
         made.add_section()
     made.add_row("retrained", "0", *(number(oracle.values[m]) for m in shown), "100%")
     made.add_row("standard error", "1", *(number(oracle.errors[m]) for m in shown), "")
@@ -246,4 +248,4 @@ def drawn(found: Sequence[Found], least: float) -> str:
 
 
 def _points(found: Sequence[Entry]) -> tuple[list[float], list[float]]:
-    return [e.told["distance"] for e in found], [e.told["utility_share"] for e in found]
+    return [e.judged["distance"] for e in found], [e.judged["utility_share"] for e in found]

@@ -217,17 +217,17 @@ class Trials:
         self._scheduler.say(text)
 
     def _judge(self, task: Task) -> None:
-        told = judged(task.run, task.config, self._terms)
-        self._search.complete(int(task.key), told)
+        found = judged(task.run, task.config, self._terms)
+        self._search.complete(int(task.key), found)
         tidy(task.run)
         self._failures = 0
-        short = told["violation"] > 0
+        short = found["violation"] > 0
         self._scheduler.say(
-            f"{task.label}: distance {told['distance']:.2f}, utility {told['utility_share']:.0%} of the retrained "
+            f"{task.label}: distance {found['distance']:.2f}, utility {found['utility_share']:.0%} of the retrained "
             f"model's{', too little' if short else ''}{self._left()}",
             style="dim" if short else None,
         )
-        for evaluator, why in told["failed"].items():
+        for evaluator, why in found["failed"].items():
             self._scheduler.say(f"{task.label}: {evaluator} failed: {why}", style="red")
 
     def _fail(self, task: Task, error: str) -> None:

@@ -81,17 +81,17 @@ class Search:
             trial.report(value, server_round)
         return trial.should_prune()
 
-    def complete(self, number: int, told: Mapping[str, Any]) -> None:
-        """The trial finished: `told` has its distance, by how much it falls short of the utility, and what else."""
+    def complete(self, number: int, judged: Mapping[str, Any]) -> None:
+        """The trial finished: `judged` has its distance, by how much it falls short of the utility, and what else."""
         trial = self._open(number)
-        trial.set_constraint(CONSTRAINT, told["violation"])
-        for name, entry in told.items():
+        trial.set_constraint(CONSTRAINT, judged["violation"])
+        for name, entry in judged.items():
             trial.set_user_attr(name, entry)
-        self.study.tell(number, told["distance"])
+        self.study.tell(number, judged["distance"])
 
-    def prune(self, number: int, told: Mapping[str, Any]) -> None:
+    def prune(self, number: int, judged: Mapping[str, Any]) -> None:
         """The trial was stopped."""
-        for name, entry in told.items():
+        for name, entry in judged.items():
             self._open(number).set_user_attr(name, entry)
         self.study.tell(number, state=TrialState.PRUNED)
 
@@ -100,19 +100,19 @@ class Search:
         self._open(number).set_user_attr("error", reason)
         self.study.tell(number, state=TrialState.FAIL)
 
-    def learn(self, values: Mapping[str, Any], told: Mapping[str, Any], curve: Mapping[int, float]) -> None:
+    def learn(self, values: Mapping[str, Any], judged: Mapping[str, Any], curve: Mapping[int, float]) -> None:
         """Let the sampler know of the untuned settings, if they lie in the space; once."""
         known = [t for t in self.study.get_trials(deepcopy=False) if UNTUNED in t.user_attrs]
         if known or not all(_holds(self.distributions[path], values.get(path)) for path in self.distributions):
             return
         self.study.add_trial(
             optuna.trial.create_trial(
-                value=told["distance"],
+                value=judged["distance"],
                 params={path: values[path] for path in self.distributions},
                 distributions=dict(self.distributions),
-                user_attrs={UNTUNED: True, **told},
+                user_attrs={UNTUNED: True, **judged},
                 intermediate_values=dict(curve),
-                constraints={CONSTRAINT: told["violation"]},
+                constraints={CONSTRAINT: judged["violation"]},
             )
         )
 

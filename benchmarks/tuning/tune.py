@@ -144,7 +144,7 @@ def plan(wanted: Wanted) -> Plan:
 
 
 def tune(wanted: Wanted, console: Console, *, resume: bool, dry_run: bool = False) -> None:
-    """Do it, as far as the folder lacks it, and write and print what came out.
+    """Do it, as far as it is not in the folder yet, and write and print what came out.
 
     Raises ConfigError or RunError for a mistake, RunFailed where runs fail or a method keeps too little utility,
     RunInterrupted after Ctrl-C.
@@ -191,7 +191,7 @@ def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
 
 
 def _work(planned: Plan, console: Console) -> None:
-    from benchmarks.tuning import results  # matplotlib: mistakes are told without it
+    from benchmarks.tuning import results  # matplotlib: mistakes are reported without it
 
     wanted = planned.wanted
     (wanted.output / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed; the folder is ours
@@ -221,12 +221,12 @@ def _work(planned: Plan, console: Console) -> None:
     for method in planned.methods:
         task = first[method.label]
         run, config = task.run, task.config
-        told = running.judged(run, config, terms)
+        judged = running.judged(run, config, terms)
         values = {d.path: untuned(config, d.path) for d in method.space}
         search = Search(wanted.output, method.label, method.space, wanted.seed, rounds)
-        search.learn(values, told, running.curve(run, terms.oracle))
+        search.learn(values, judged, running.curve(run, terms.oracle))
         running.Trials(search, scheduler, task, terms, start, wanted.trials, method.label).execute()
-        entry = results.Entry(None, values, told)
+        entry = results.Entry(None, values, judged)
         keys = settings.own_keys(config, planned.source.config)
         found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))
         heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
@@ -321,6 +321,6 @@ def _say(planned: Plan, found: Sequence[Found], efforts: Sequence[str], console:
             "model's utility; tuned.yaml has the one that comes nearest. Give more trials with --resume"
         )
     entries = [(each.method, entry) for each in found for entry in (each.untuned, *each.trials)]
-    names = [(f"{method} {'untuned' if e.trial is None else f'trial {e.trial}'}", e.told) for method, e in entries]
-    if failed := [f"{name}: {n}: {why}" for name, told in names for n, why in told.get("failed", {}).items()]:
+    names = [(f"{method} {'untuned' if e.trial is None else f'trial {e.trial}'}", e.judged) for method, e in entries]
+    if failed := [f"{name}: {n}: {why}" for name, judged in names for n, why in judged.get("failed", {}).items()]:
         raise not_measured(failed, "such a measure counts as far off as can be")

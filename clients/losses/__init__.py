@@ -39,8 +39,8 @@ Further literals are read without importing the module:
 
 What the server does for it beyond merging what clients send is a protocol of the same name (`strategies.protocols`).
 
-So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
-well, by its path.
+So a loss can be called with plain tensors, and to add a method is to add a file. A file in any other place is a method
+as well, by its path.
 """
 
 from __future__ import annotations

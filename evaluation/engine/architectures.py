@@ -189,7 +189,7 @@ def refused_type(kind: str, *, both: bool = False) -> str | None:
     kind : str
         transformers' model type.
     both : bool
-        Whether its attention looks at both sides.
+        Whether its attention is bidirectional.
 
     Returns
     -------

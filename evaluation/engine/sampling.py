@@ -266,7 +266,7 @@ def draw_all_at_once(probability: Tensor, chance: Tensor, top_p: float) -> Tenso
 def _draw_from_nucleus(probability: np.ndarray, chance: float, top_p: float) -> int:
     """`draw_nucleus` for one row (V,).
 
-    It looks only at tokens of at least (1 − top_p) / V: the others together have less than 1 − top_p, so that these
+    It considers only tokens of at least (1 − top_p) / V: the others together have less than 1 − top_p, so that these
     reach top_p without them.
     """
     ids = np.flatnonzero(probability >= (1 - top_p) / len(probability))

@@ -127,7 +127,7 @@ def judge_recall(recalls: Sequence[float] | np.ndarray, oracle: Sequence[float] 
 def _judge(logs: np.ndarray, oracle: np.ndarray, average: Callable[[np.ndarray], Any]) -> Verdict | None:
     """The verdict on the `average` of exp(logs) and exp(oracle), both (n,) and paired by question.
 
-    The tests look at the order of the differences only, so infinite ones count as the largest.
+    The tests use the order of the differences only, so infinite ones count as the largest.
     """
     if logs.shape != oracle.shape:
         raise ValueError(f"{len(logs)} questions of the model, {len(oracle)} of the retrained one")

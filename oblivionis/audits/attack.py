@@ -104,12 +104,12 @@ def attack_run(
     only: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> tuple[RunDirectory, Path, dict[str, Any]]:
-    """Attack the model of `stage` and, beside it, the retrained model of the run, and write `results.json`.
+    """Attack the model of `stage` and the retrained model of the run, and write `results.json`.
 
     overrides: changes of the run's configuration, such as `attack.samples=1000`. only: kinds of attack to make now;
     the results hold every attack of `attack.attacks` that is complete. Returns the run, the folder and the results.
-    An attack that fails is told in the results and tried again next time. Raises OblivionisError for what cannot be
-    attacked, and RunInterrupted when the user stops it: what is complete is kept.
+    An attack that fails is named in the results with its reason, and tried again next time. Raises OblivionisError for
+    what cannot be attacked, and RunInterrupted when the user stops it: what is complete is kept.
     """
     run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
     unknown = [kind for kind in only if kind not in config.attack.attacks]
@@ -143,7 +143,7 @@ def attack_run(
         "versions": package_versions(),
         "rows": [row for a in attacks if not a.by_group for row in _table(a, found, models)],
         "membership": [row for a in attacks if a.by_group for row in _aucs(a, found, models, config)],
-        "left_out": {a.name: a.lacking for a in attacks if a.lacking},
+        "left_out": {a.name: a.unavailable for a in attacks if a.unavailable},
         "failed": failed,
         "seconds": {f"{name}.{model}": done.seconds for (name, model), done in found.items()},
         "time": time.time(),
@@ -167,7 +167,7 @@ def _run_all(
 ) -> tuple[dict[tuple[str, str], Done], dict[str, str]]:
     """Every complete attack by (its name, the model's stage), running those that are wanted and missing; and why some
     failed, by "name.stage"."""
-    cells = [(a, m, not only or a.kind == NONE or a.kind in only) for a in attacks if not a.lacking for m in models]
+    cells = [(a, m, not only or a.kind == NONE or a.kind in only) for a in attacks if not a.unavailable for m in models]
     total = sum(wanted for *_, wanted in cells)
     found: dict[tuple[str, str], Done] = {}
     failed: dict[str, str] = {}
@@ -241,15 +241,15 @@ def _table(attack: Attack, found: Mapping[tuple[str, str], Done], models: Sequen
         rows = {stage: of[variant] for stage, of in done.items() if variant in of}
         values = {
             stage: {
-                "before": _means([plain[stage][i] for i in mine if i in plain.get(stage, {})]),
-                "after": _means(list(mine.values())),
+                "before": _means([plain[stage][i] for i in by_id if i in plain.get(stage, {})]),
+                "after": _means(list(by_id.values())),
             }
-            for stage, mine in rows.items()
+            for stage, by_id in rows.items()
         }
         line = {"attack": attack.kind, "name": attack.name, "variant": variant, "questions": len(rows[target])}
         line |= {"models": values}
         line["records"] = {
-            stage: {i: row["rouge"] for i, row in mine.items() if "rouge" in row} for stage, mine in rows.items()
+            stage: {i: row["rouge"] for i, row in by_id.items() if "rouge" in row} for stage, by_id in rows.items()
         }
         if target != ORACLE and ORACLE in rows:
             ours, theirs = values[target]["after"], values[ORACLE]["after"]
@@ -260,7 +260,7 @@ def _table(attack: Attack, found: Mapping[tuple[str, str], Done], models: Sequen
 
 
 def _means(rows: Sequence[Row]) -> dict[str, float]:
-    """Means over questions; `truth_ratio` that of min(R, 1/R). What a row lacks is absent."""
+    """Means over questions; `truth_ratio` that of min(R, 1/R). A value that no row has is absent."""
     found = {}
     for name in ("prob", "rouge", "truth_ratio", "m_mu", "m_bin"):
         values = np.array([row[name] for row in rows if name in row], np.float64)
@@ -273,7 +273,7 @@ def _means(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _judged(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> dict[str, Any]:
-    """The verdict on the attacked model beside the retrained one under the same attack, paired by question.
+    """The verdict on the attacked model compared with the retrained one under the same attack, paired by question.
 
     By the probability of the answers where it was measured, else by the recall of what was sampled.
     """
@@ -296,15 +296,15 @@ def _aucs(
     target = models[0].stage
     groups = {m.stage: _groups(d) for m in models if (d := found.get((attack.name, m.stage))) is not None}
     table = []
-    for variant, mine in groups.get(target, {}).items():
-        line: dict[str, Any] = {"variant": variant, "members": len(mine["members"]), "others": len(mine["others"])}
+    for variant, scores in groups.get(target, {}).items():
+        line: dict[str, Any] = {"variant": variant, "members": len(scores["members"]), "others": len(scores["others"])}
         line["models"] = {}
         for stage, of in groups.items():
             values = [list(of[variant][key].values()) for key in ("members", "others")]
             low, high = auc_interval(*values, confidence=CONFIDENCE, seed=config.seed)
             line["models"][stage] = {"auc": auc(*values), "low": low, "high": high}
         if target != ORACLE and ORACLE in groups:
-            names = compared(variant, mine, groups[ORACLE].get(variant), CONFIDENCE)
+            names = compared(variant, scores, groups[ORACLE].get(variant), CONFIDENCE)
             line |= {name.removeprefix(f"auc_{variant}_"): value for name, value in names.items()}
         table.append(line)
     return table

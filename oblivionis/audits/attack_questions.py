@@ -27,7 +27,7 @@ Row = dict[str, Any]
 class Attack:
     """One attack: its kind, a name that no other has, and the settings that its rows depend on.
 
-    `run` maps the global vector of a model to the rows, for example those of `Battery.ask`. `lacking` says why it
+    `run` maps the global vector of a model to the rows, for example those of `Battery.ask`. `unavailable` says why it
     cannot be made on these data; then it is not run. `by_group`: a row is the score of a record among `members` or
     `others` (its `group`), and the results hold the AUC of each variant in place of means over questions.
     """
@@ -36,14 +36,14 @@ class Attack:
     name: str
     settings: dict[str, Any]
     run: Callable[[np.ndarray], list[Row]]
-    lacking: str = ""
+    unavailable: str = ""
     by_group: bool = False
 
 
 class Battery:
     """The forget questions of a run, and its model to ask them.
 
-    `requested`: ids of all records that somebody asked to forget; `base`: the vector before any training; `any_script`:
+    `requested`: ids of all records that a request names; `base`: the vector before any training; `any_script`:
     of how many questions ROUGE is by words of any script. The assembled model is changed from attack to attack; each
     begins by loading its vector.
     """

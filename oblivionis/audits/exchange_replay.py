@@ -35,7 +35,7 @@ from oblivionis.erasure.events import reported_numbers
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, RUN_LEARNED, NodeLedger
-from oblivionis.erasure.node_record_files import FACTS_FILE, beside_hash, read_node, read_references, records_hash
+from oblivionis.erasure.node_record_files import FACTS_FILE, other_files_hash, read_node, read_references, records_hash
 from oblivionis.erasure.request import Request
 from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
@@ -110,7 +110,7 @@ def replay_exchange(
     node_dirs: Sequence[Path] = (),
     overrides: Sequence[str] = (),
     *,
-    looked_at: int | None = None,
+    server_round: int | None = None,
     code: Path | None = None,
 ) -> list[Finding]:
     """Serve a request again, and measure again what its client reported of it.
@@ -140,7 +140,7 @@ def replay_exchange(
     AuditError
         For a mistake of who asks.
     """
-    return _collected(_exchange_again(path, request_id, node_dirs, overrides, looked_at, code))
+    return _collected(_exchange_again(path, request_id, node_dirs, overrides, server_round, code))
 
 
 def _exchange_again(
@@ -148,12 +148,12 @@ def _exchange_again(
     request_id: str,
     node_dirs: Sequence[Path],
     overrides: Sequence[str],
-    looked_at: int | None,
+    server_round: int | None,
     code: Path | None,
 ) -> Iterator[Finding]:
     run, config = _opened(path, overrides)
     yield from _sealed(run)
-    served_round, before_hash, after_hash = _applied(run, request_id, looked_at)
+    served_round, before_hash, after_hash = _applied(run, request_id, server_round)
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None
     if before_hash == after_hash and not may_be_idle:
@@ -169,7 +169,7 @@ def _exchange_again(
     config = _with_code(config, code)
     if code is not None and not bound:
         yield Finding("code of the loss", NOT_TESTABLE, "the run does not name its hash: an earlier version made it")
-    requests = [*Ledger(run.ledger_path).served_in(served_round), *looked_again(run, served_round)]
+    requests = [*Ledger(run.ledger_path).served_in(served_round), *requests_served_again(run, served_round)]
     folders = _folders(run, config, node_dirs, {r.client for r in requests})
     worker = Worker(config)
     answers = yield from _answers(run, worker, requests, folders, served_round, before)
@@ -391,7 +391,7 @@ def _check_open(config: Config) -> None:
         raise NotTestable(f"privacy.level={config.privacy.level}: the noise in what clients sent is known to nobody")
 
 
-def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple[int, str, str]:
+def _applied(run: RunDirectory, request_id: str, server_round: int | None) -> tuple[int, str, str]:
     """The round that served `request_id`, or `looked_at` where that served it again, and the model's hashes before and
     after, by the run's ledger."""
     if not run.ledger_path.is_file():
@@ -401,14 +401,15 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
     if request_id not in known:
         raise AuditError(f"{run.path} knows no request {request_id!r}; it has {', '.join(known) or 'none'}")
     served_round = known[request_id].served_round
-    if looked_at is not None and looked_at != served_round:
+    if server_round is not None and server_round != served_round:
         later = _later_exchanges(run, request_id)
-        if looked_at not in later:
+        if server_round not in later:
             rounds = ", ".join(map(str, later)) or "none"
             raise AuditError(
-                f"request {request_id!r} was not looked at again in round {looked_at}; rounds in which it was: {rounds}"
+                f"request {request_id!r} was not looked at again in round {server_round}; "
+                f"rounds in which it was: {rounds}"
             )
-        return looked_at, str(later[looked_at]["before"]), str(later[looked_at]["after"])
+        return server_round, str(later[server_round]["before"]), str(later[server_round]["after"])
     lines = [e for e in checked.entries if e.get("event") == "applied" and e.get("id") == request_id]
     lines = [e for e in lines if e.get("round") == served_round]
     if served_round is None or not lines:
@@ -416,7 +417,7 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
     return served_round, str(lines[-1]["before"]), str(lines[-1]["after"])
 
 
-def looked_again(run: RunDirectory, server_round: int) -> list[Request]:
+def requests_served_again(run: RunDirectory, server_round: int) -> list[Request]:
     """The requests of earlier rounds that the exchange of a round served again."""
     known = {r.id: r for r in Ledger(run.ledger_path)}
     line = served_again(check_chain(run.ledger_path).entries, STAGE).get(server_round)
@@ -536,7 +537,7 @@ def _held(run: RunDirectory, worker: Worker, client: int, folder: Path, state: _
 def _other_records(worker: Worker, client: int, folder: Path, line: Mapping[str, Any]) -> str:
     """Why what `worker` and the folder hold is not what the client did the work of a line of its ledger with; empty
     where it is. Lines of earlier versions bind no more than the records."""
-    here = {RECORDS: records_hash(worker.holding(client).identified()), BESIDE: beside_hash(folder)}
+    here = {RECORDS: records_hash(worker.holding(client).identified()), BESIDE: other_files_hash(folder)}
     if RECORDS not in line:
         return "its ledger does not say with which records it worked"
     for name, what in ((RECORDS, "records"), (BESIDE, f"{REFERENCES_TABLE} and {FACTS_FILE}")):

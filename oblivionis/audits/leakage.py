@@ -74,8 +74,8 @@ def forget_questions(subject: AuditedModel) -> list[Asked]:
 def leakage_function(settings: LeakageAudit, questions: Sequence[Asked], device: Any = None) -> LeakageFunction:
     """The leakage function of the settings; without one the choice is by what is given: answers before keywords.
 
-    Raises AuditError for a classifier that is missing, cannot be loaded or lacks the label, or that another function
-    does not use.
+    Raises AuditError for a classifier that is missing, cannot be loaded or does not know the label, or that another
+    function does not use.
     """
     name, classifier, label = settings.function, settings.classifier, settings.label
     if name is None:
@@ -108,9 +108,9 @@ def audit_leakage(
     """Audit `subject` on `questions` and write the results to `folder`; the ledger of its run names them.
 
     With `settings.stop_at` a question is sampled only until its expected leakage is certified below, or shown above,
-    that threshold, by a test that may look at any time (Waudby-Smith & Ramdas 2023). Otherwise every question gets
-    `settings.samples` answers. `function` judges them. asked: where the questions come from, `FORGET` or `FROM_FILE`.
-    Raises AuditError when a question lacks what `function` needs.
+    that threshold, by a test that may be evaluated at any time (Waudby-Smith & Ramdas 2023). Otherwise every question
+    gets `settings.samples` answers. `function` judges them. asked: where the questions come from, `FORGET` or
+    `FROM_FILE`. Raises AuditError when a question does not have what `function` needs.
     """
     start = time.perf_counter()
     try:

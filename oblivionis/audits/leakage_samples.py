@@ -52,7 +52,7 @@ def draw(
     """Sample what is missing, with tests as much as they need; returns how many answers were drawn."""
     subject, settings = store.subject, store.settings
     drawn = 0
-    looked = [0] * len(store.questions)
+    examined = [0] * len(store.questions)
     while True:
         wanted = []
         for i, asked in enumerate(store.questions):
@@ -61,9 +61,9 @@ def draw(
                 target = settings.samples
             else:
                 seen = min(have, settings.samples)
-                if looked[i] < seen:
-                    tests[i].update(function(store.texts[i][looked[i] : seen], asked))
-                    looked[i] = seen
+                if examined[i] < seen:
+                    tests[i].update(function(store.texts[i][examined[i] : seen], asked))
+                    examined[i] = seen
                 undecided = tests[i].decision.verdict == "undecided"
                 target = min(have + LOOK_EVERY, settings.samples) if undecided else have
             if have < target:

@@ -59,8 +59,8 @@ class Settings:
     """How people are audited.
 
     asking: see `evaluation.wikimem.engine`; phrasings: one of `PHRASINGS`; values: of other people by property id, in
-    place of the built-in ones or beside them; embedder: its name, with `embed`, None: values are compared letter by
-    letter; values_from: where `values` were read.
+    place of the built-in ones or in addition to them; embedder: its name, with `embed`, None: values are compared
+    letter by letter; values_from: where `values` were read.
     """
 
     asking: Asking = field(default_factory=Asking)
@@ -199,12 +199,12 @@ def _people(
     arguments as of `audit_people`."""
     earlier = {} if before is None else before.outcomes()
     count, done = sum(map(len, known)), 0
-    for number, mine in enumerate(known):
-        name, cohort = mine[0].fact.subject, mine[0].fact.cohort
+    for number, asked in enumerate(known):
+        name, cohort = asked[0].fact.subject, asked[0].fact.cohort
         others = [f for f in facts if subject_key(f.subject) == subject_key(name)]
-        share = _Share(progress, done, len(mine), count)
+        share = _Share(progress, done, len(asked), count)
         try:
-            rows = _score_person(subject, mine, others, settings, folder, share)
+            rows = _score_person(subject, asked, others, settings, folder, share)
         except (ValueError, OSError) as error:
             raise AuditError(f"{name}: {error}") from error
         except KeyboardInterrupt:
@@ -218,7 +218,7 @@ def _people(
             failed[name] = reason_of(error)
             continue
         finally:
-            done += len(mine)
+            done += len(asked)
         about = None if records is None else records.about(name)
         ids = tuple(record.id for record in about.records) if about else ()
         compared = tuple(replace(fact, before=earlier.get(fact.inputs)) for fact in rows)
@@ -304,18 +304,18 @@ def _inputs(asked: _Asked, about: Sequence[Fact], settings: Settings) -> str:
 
 def _score_person(
     subject: AuditedModel,
-    mine: Sequence[_Asked],
+    questions: Sequence[_Asked],
     about: Sequence[Fact],
     settings: Settings,
     folder: Path,
     progress: Callable[[float], None],
 ) -> list[PersonFact]:
     """The facts about one person, from the file of their scores where it is there and fits; context from `about`."""
-    inputs = [_inputs(asked, about, settings) for asked in mine]
-    facts = [asked.fact for asked in mine]
+    inputs = [_inputs(asked, about, settings) for asked in questions]
+    facts = [asked.fact for asked in questions]
     path = folder / "scores" / f"{person_slug(facts[0].subject)}.parquet"
     made_from = {"model": subject.identity, "facts": inputs}
-    known = _read(path, made_from, len(mine))
+    known = _read(path, made_from, len(questions))
     if known is None:
         with fused_lora(subject.model):
             scored = score_facts(
@@ -324,7 +324,7 @@ def _score_person(
                 facts,
                 settings.asking,
                 counterfactuals=settings.counterfactuals,
-                properties={**properties(), **{asked.property.id: asked.property for asked in mine}},
+                properties={**properties(), **{asked.property.id: asked.property for asked in questions}},
                 known=about,
                 embed=settings.embed,
                 token_budget=subject.config.evaluation.token_budget,
@@ -368,10 +368,10 @@ def _fact(fact: Fact, inputs: str, found: _Scores) -> PersonFact:
     )
 
 
-def _write(path: Path, made_from: Mapping[str, Any], mine: Sequence[Fact], found: Sequence[_Scores]) -> None:
+def _write(path: Path, made_from: Mapping[str, Any], facts: Sequence[Fact], found: Sequence[_Scores]) -> None:
     """One row per fact, template and candidate, in this order."""
     tables = []
-    for number, (fact, one) in enumerate(zip(mine, found, strict=True)):
+    for number, (fact, one) in enumerate(zip(facts, found, strict=True)):
         count, width = one.scores.shape
         tables.append(
             pa.table(

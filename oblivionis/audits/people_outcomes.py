@@ -1,4 +1,4 @@
-"""What a person audit found, as it is kept in `audit.json`, and how two audits are set beside each other."""
+"""What a person audit found, as it is kept in `audit.json`, and how two audits are compared."""
 
 from __future__ import annotations
 

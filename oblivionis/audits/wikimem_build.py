@@ -38,7 +38,7 @@ _HEAD = 1 << 20
 
 
 @dataclass(frozen=True)
-class Moment:
+class BuildProgress:
     """Where a build is. stage: one of `STAGES`; read: bytes of the dump file read in this stage; survey: what the first
     stage has counted so far; saved: whether a checkpoint has just been written."""
 
@@ -55,7 +55,7 @@ class _Build:
     out: Path
     options: Options
     every: float
-    listen: Callable[[Moment], None]
+    listen: Callable[[BuildProgress], None]
 
 
 def build(
@@ -65,13 +65,13 @@ def build(
     *,
     resume: bool = False,
     every: float = 60.0,
-    listen: Callable[[Moment], None] = lambda moment: None,
+    listen: Callable[[BuildProgress], None] = lambda progress: None,
 ) -> dict[str, Any]:
     """Write the files above from the dump `source` into `out`, and return the summary.
 
     resume: go on from the checkpoint of `out`, or begin where there is nothing; every: seconds between checkpoints;
-    listen: told after every batch of lines. Raises OblivionisError where dump, folder or checkpoint cannot be used, and
-    RunFailed, with the checkpoint kept, where the dump cannot be read to its end.
+    listen: called after every batch of lines. Raises OblivionisError where dump, folder or checkpoint cannot be used,
+    and RunFailed, with the checkpoint kept, where the dump cannot be read to its end.
     """
     try:
         dump = Dump.open(source)
@@ -143,7 +143,7 @@ def _run(
             due = time.monotonic() - last >= job.every
             if due:
                 last = save()
-            job.listen(Moment(stage, batch.read, survey, due))
+            job.listen(BuildProgress(stage, batch.read, survey, due))
             if done():
                 return
     except DamagedDump:

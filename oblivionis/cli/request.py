@@ -202,7 +202,7 @@ def verify(
     certified = [read_certified(file, public_key) for file in certificate or []]
     findings = check_ledgers(places, node_dir or [], certified)
     untested = {node.path: strangers(findings[0][0], node) for node, _ in findings[1:]} if node_dir else {}
-    if doubts := [doubt for told in certified if (doubt := told.untested(findings[0][0]))]:
+    if doubts := [doubt for each in certified if (doubt := each.untested(findings[0][0]))]:
         untested[findings[0][0].path] = "; ".join(doubts)
     if node_dir and places[0].is_dir():
         from oblivionis.audits.audit_signatures import foreign_signatures, unknown_signer

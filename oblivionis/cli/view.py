@@ -59,7 +59,7 @@ def view(
     count = len(library.found().runs)
     console.print(f"{counted(count, 'run')} in {library.root}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{address}?token={token}", markup=False, highlight=False, soft_wrap=True)
-    threading.Thread(target=library.glances, daemon=True).start()  # whoever looks first need not wait for all of it
+    threading.Thread(target=library.glances, daemon=True).start()  # the first visitor need not wait for all of it
     if open_:
         webbrowser.open(f"{address}?code={code}")
     serve.server(window(library, token, place, node, code=code if open_ else None)).run(sockets=[socket])

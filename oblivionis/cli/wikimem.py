@@ -18,7 +18,7 @@ from oblivionis.errors import OblivionisError, RunInterrupted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oblivionis.audits.wikimem_build import Moment
+    from oblivionis.audits.wikimem_build import BuildProgress
 
 wikimem_cli = typer.Typer(help="Which facts about people a model has memorised.", no_args_is_help=True)
 
@@ -102,16 +102,16 @@ class _Display:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def show(self, moment: Moment) -> None:
-        counts = moment.survey.counts
-        state = f"{counts['humans']:,} humans, {moment.survey.rejected.total():,} rejected lines"
+    def show(self, progress: BuildProgress) -> None:
+        counts = progress.survey.counts
+        state = f"{counts['humans']:,} humans, {progress.survey.rejected.total():,} rejected lines"
         if self._console.is_terminal:
-            if moment.stage not in self._tasks:
-                self._tasks[moment.stage] = self._bars.add_task(moment.stage, total=self._size, state="")
-            self._bars.update(self._tasks[moment.stage], completed=moment.read, state=state)
-        elif moment.saved:
-            share = f"{moment.read / 1e6:,.0f} of {self._size / 1e6:,.0f} MB"
-            self._console.print(f"{moment.stage}: {share}, {state}", highlight=False, soft_wrap=True)
+            if progress.stage not in self._tasks:
+                self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=self._size, state="")
+            self._bars.update(self._tasks[progress.stage], completed=progress.read, state=state)
+        elif progress.saved:
+            share = f"{progress.read / 1e6:,.0f} of {self._size / 1e6:,.0f} MB"
+            self._console.print(f"{progress.stage}: {share}, {state}", highlight=False, soft_wrap=True)
 
 
 def _print_summary(summary: Mapping[str, Any], out: Path, console: Console) -> None:

@@ -63,11 +63,11 @@ class Residuals:
         return vector
 
     def keep(self, server_round: int, rest: np.ndarray) -> None:
-        """Keep what that round left, durably; nothing where somebody asked meanwhile to forget one of its records.
+        """Keep what that round left, durably; nothing where a request named one of its records meanwhile.
 
         A training that came too late for its round may end after such a request. Excluding a record writes its
-        tombstone, then drops what is kept; this writes what is kept, then looks for tombstones: one of the two sees the
-        other.
+        tombstone, then drops what is kept; this writes what is kept, then checks for tombstones: one of the two sees
+        the other.
         """
         path = self._folder / f"{self._name}-{server_round:06d}.safetensors"
         try:

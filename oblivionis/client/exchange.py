@@ -54,7 +54,7 @@ class Exchange:
         return [record.id for record in self.records]
 
     def withheld(self) -> set[str]:
-        """Ids of records not to be trained on: those excluded, and those that somebody asked to forget on this node."""
+        """Ids of records not to be trained on: those excluded, and those that requests on this node name."""
         return {*self.node.tombstones(), *NodeLedger(self.node.path).asked()}
 
     def without_rested(self, excluded: Collection[str], least: int) -> set[str]:

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from oblivionis.client.exchange import Exchange
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
-from oblivionis.erasure.node_record_files import beside_hash, records_hash
+from oblivionis.erasure.node_record_files import other_files_hash, records_hash
 from oblivionis.runs.directory import vector_hash
 
 
@@ -45,7 +45,7 @@ def enter_exchange(
         line["after"] = vector_hash(vector)
     line["tombstones"] = len(node.tombstone_lines())
     line[RECORDS] = records_hash(exchange.worker.holding(exchange.client).identified())
-    line[BESIDE] = beside_hash(node.path)
+    line[BESIDE] = other_files_hash(node.path)
     if requests:
         line["requests"] = list(requests)
     if phase:

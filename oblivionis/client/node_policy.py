@@ -37,7 +37,7 @@ class PolicyError(OblivionisError):
 
 @dataclass
 class DataRules:
-    """Which records the client is trained on, beside those in `data/` of its folder."""
+    """Which records the client is trained on, in addition to those in `data/` of its folder."""
 
     built_in: bool = field(
         default=True, metadata=about(f"Also the made-up records that the program brings ({dataset_traits.built_in()}).")

@@ -161,7 +161,7 @@ class Guard:
         return replace(config, model=self._model(config.model, str(message.get("fingerprint", ""))))
 
     def check_demands(self, demands: Sequence[Demand]) -> None:
-        """Refused unless somebody asked for each of `demands` in this client's own folder.
+        """Refused unless there is a request for each of `demands` in this client's own folder.
 
         Where requests are sealed it is always the same refusal: no guess tells whether there is one.
         """

@@ -47,7 +47,7 @@ class SelfAuditError(OblivionisError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept beside a model: whose message brought it, and what makes it a model again."""
+    """What is kept with a model: whose message brought it, and what makes it a model again."""
 
     run: str
     stage: str
@@ -66,7 +66,7 @@ def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | Non
     vector : array (n,), float32
         The flat model.
     about : Kept
-        What is kept beside it.
+        What is kept with it.
     session : str, optional
         Of the cover exchange that the model begins. None: it is kept as the newest model of all, and, where it came in
         the round of a cover exchange, also as the model that this ended with.
@@ -154,7 +154,7 @@ def _measure(
 
 
 def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint) -> None:
-    """Write the numbers of a moment, signed, into the request's audit, in the form that a run keeps audits in."""
+    """Write the numbers of a `moment`, signed, into the request's audit, in the form that a run keeps audits in."""
     name, key = opened.demand.request_id, audit_key(folder)
     known = (read_audit(folder, name) or {}) if moment != "before" else {}
     facts: dict[str, Any] = {

@@ -291,7 +291,7 @@ class Worker:
         else:
             choices = {r.id: r.perturbed_answers or self._perturbed.get(r.id, ()) for r in records}
             if without := [r.id for r in records if not choices[r.id]]:
-                raise ClientError(f"client {client}: {alternative_answers.lacking(unlearning.method, without)}")
+                raise ClientError(f"client {client}: {alternative_answers.missing_answers(unlearning.method, without)}")
         drawn = [alternative_answers.drawn(choices[r.id], seed, r.id, unlearning.epochs) for r in records]
         encoded = encode_pairs(
             [(r.question, answer) for r, answers in zip(records, drawn, strict=True) for answer in answers],

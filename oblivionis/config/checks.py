@@ -353,7 +353,7 @@ def _template_arguments(config: Config) -> Iterator[Problem]:
 
 @_reads("unlearning")
 def _unlearning_options(config: Config) -> Iterator[Problem]:
-    """Options that the method would not look at."""
+    """Options that the method would not use."""
     unlearning = config.unlearning
     if unlearning.retain_loss != "nll" and not method_traits.has_retain_choice(unlearning.method):
         message = f"{unlearning.method} has no retain term to choose"
@@ -421,7 +421,7 @@ def _rectified(config: Config) -> Iterator[Problem]:
 
 @_reads("unlearning.method", "unlearning.alternatives", "data.name")
 def _alternatives(config: Config) -> Iterator[Problem]:
-    """Other answers that the method would not look at, or that there cannot be."""
+    """Other answers that the method would not use, or that there cannot be."""
     method, given, key = config.unlearning.method, config.unlearning.alternatives, "unlearning.alternatives"
     known = ", ".join(method_traits.with_alternatives())
     if not method_traits.needs_alternatives(method):
@@ -574,11 +574,11 @@ def _references(config: Config) -> Iterator[Problem]:
     key = dataset_traits.of(data.name).references
     if data.on_clients:
         folders = [] if data.nodes is None else _folders(data.nodes, config.federation.clients)
-        lacking = next((f for f in folders if f.is_dir() and not row_files.tables(f, REFERENCES_TABLE)), None)
-        if lacking is not None:
+        folder = next((f for f in folders if f.is_dir() and not row_files.tables(f, REFERENCES_TABLE)), None)
+        if folder is not None:
             file = f"{REFERENCES_TABLE}.jsonl"
             expected = f"{file}, or of another format, in each client's folder"
-            yield Problem("data.nodes", f"{takes}, and there is no {lacking / file}", expected, without)
+            yield Problem("data.nodes", f"{takes}, and there is no {folder / file}", expected, without)
     elif not key:
         message = f"{data.name} has no records that nobody trains on, by which clients could judge"
         known = [name for name, found in dataset_traits.known().items() if found.references and found.first]

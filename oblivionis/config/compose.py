@@ -227,7 +227,7 @@ def from_yaml(text: str, place: str = "configuration") -> Config:
 
     `place` names the text in problems, such as the file that it comes from.
 
-    Files that the configuration names are not looked for: the text may come from another machine. Raises
+    It is not checked whether files that the configuration names exist: the text may come from another machine. Raises
     `ConfigError`.
     """
     content, places, problems = parse_yaml(text, place)
@@ -385,7 +385,7 @@ def _group_file(group: str, name: str) -> tuple[Values, list[Problem]]:
     if group == "unlearning" and (file := extension_traits.own_loss(name)) is not None:
         keywords, place = extension_traits.code(group, name).keywords, display(file)
         stored = {f"{group}.params.{key}": (value, place) for key, value in keywords.items() if value is not ...}
-        with suppress(ValueError):  # that it cannot be read is told of with what it declares
+        with suppress(ValueError):  # that it cannot be read is reported with what it declares
             stored[f"{group}.code"] = (code_hash(file), place)
         return {selector(group): (str(file), ""), **stored}, []
     content, places, problems = read_yaml(CONF / group / f"{name}.yaml")

@@ -1,4 +1,4 @@
-"""What an unlearning method looks at, and what it does not go with, from its code files.
+"""What an unlearning method uses, and what it does not go with, from its code files.
 
 A loss says most of it by the names of its function's positional parameters (`clients.batch_quantities.QUANTITIES`);
 literals say the rest, those that `clients.losses` and `strategies.protocols` describe. A method may be a loss, a

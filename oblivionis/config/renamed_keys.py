@@ -23,7 +23,7 @@ def current(
 ) -> tuple[dict[str, tuple[Any, str]], list[Problem]]:
     """The values with the keys of today, for the aggregator `name` and its `parameters` (None: unknown).
 
-    A key that this aggregator never looked at is left out where a file has it, and a problem where the user asks for it
+    A key that this aggregator never read is left out where a file has it, and a problem where the user asks for it
     by an override.
     """
     kept: dict[str, tuple[Any, str]] = {}

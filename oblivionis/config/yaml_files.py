@@ -79,7 +79,7 @@ def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
     """How many values a document has once its aliases are written out."""
     if id(node) not in known:
-        known[id(node)] = 1  # of one that holds itself, which is refused elsewhere
+        known[id(node)] = 1  # of one that holds itself, which another check refuses
         parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
         within = parts if isinstance(node, yaml.CollectionNode) else []
         known[id(node)] = 1 + sum(_size(part, known) for part in within)

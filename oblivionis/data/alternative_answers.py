@@ -25,7 +25,7 @@ def drawn(choices: Sequence[str], seed: int, record: str, epochs: int) -> list[s
     return random.Random(seeds.derive(seed, "alternatives", record)).sample(choices, min(epochs, len(choices)))
 
 
-def lacking(method: str, records: Sequence[str], places: Mapping[str, str] | None = None) -> str:
+def missing_answers(method: str, records: Sequence[str], places: Mapping[str, str] | None = None) -> str:
     """What to say where `records` to forget, by id, have no perturbed answer and `method` needs one.
 
     `places`: file and line by record id, where a source has them.

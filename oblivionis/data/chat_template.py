@@ -2,14 +2,14 @@
 
 A chat template is a program that comes with a model. transformers runs it in a sandbox, which keeps it from the machine
 but neither from running for ever nor from filling the memory. Here it runs in the environment of transformers, with
-these additions. Every pass of a loop, every call of a macro and every operation looks at the clock; what an operation
+these additions. Every pass of a loop, every call of a macro and every operation checks the clock; what an operation
 is given has a largest size, with all that it refers to; what can be larger than what it is made of (a product, a
 replacement, a joined list, a formatted text) is counted before it is made; and so is all that is written or put
 together, up to a largest sum. Ways to widen a text that no template needs are not there.
 
-The template itself looks, so that the limits hold in every thread and process, and need no signal (which only the main
-thread gets), no second thread (which cannot end the first one for certain) and no second process (whose start takes a
-tenth of a second). The clock is the processor time of the thread: a busy machine refuses no template.
+The template itself checks the clock, so that the limits hold in every thread and process, and need no signal (which
+only the main thread gets), no second thread (which cannot end the first one for certain) and no second process (whose
+start takes a tenth of a second). The clock is the processor time of the thread: a busy machine refuses no template.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _environment() -> Any:
     generate = environment._generate  # jinja's hook between parsing and the making of code
 
     def generate_bounded(tree: Any, *arguments: Any, **options: Any) -> str:
-        _add_looks(tree)
+        _add_clock_checks(tree)
         return generate(tree, *arguments, **options)
 
     environment._generate = generate_bounded
@@ -178,8 +178,8 @@ def _environment() -> Any:
     return environment
 
 
-def _add_looks(tree: Any) -> None:
-    """Let every pass of a loop and every call of a macro begin with a look at the clock, and weigh what operations are
+def _add_clock_checks(tree: Any) -> None:
+    """Let every pass of a loop and every call of a macro begin with a check of the clock, and weigh what operations are
     given: what `LARGEST` and `ROOM` are about."""
     from jinja2 import nodes
 

@@ -52,7 +52,7 @@ PROPERTY_OF = MappingProxyType(
     }
 )
 """The Wikidata property that a property of the fictitious authors (`data.facts.PROPERTIES`) stands for. Those left out
-describe somebody else (the parents' occupations), another thing (the hero of a series) or have no counterpart."""
+describe another person (the parents' occupations), another thing (the hero of a series) or have no counterpart."""
 
 
 def read_facts(path: Path) -> list[Fact]:

@@ -48,9 +48,9 @@ class About:
 
 
 class PersonRecords:
-    """Looks for people in the training records of a corpus, whose texts are prepared once.
+    """Finds people in the training records of a corpus, whose texts are prepared once.
 
-    A name is looked for where its rarest word stands only: a corpus of thousands of people is not read for each.
+    A name is searched for only where its rarest word stands: a corpus of thousands of people is not read for each.
     """
 
     def __init__(self, corpus: Corpus) -> None:

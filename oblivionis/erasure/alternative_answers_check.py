@@ -32,7 +32,9 @@ def check_alternatives(config: Config, corpus: Corpus, policy: Policy | None) ->
         return
     wanted, known = _planned(config, corpus, policy), alternative_answers.perturbed_answers(corpus)
     if without := [record.id for record in corpus.train if record.id in wanted and record.id not in known]:
-        raise DataError(alternative_answers.lacking(config.unlearning.method, without, corpus.places.get("train")))
+        raise DataError(
+            alternative_answers.missing_answers(config.unlearning.method, without, corpus.places.get("train"))
+        )
 
 
 def _planned(config: Config, corpus: Corpus, policy: Policy | None) -> set[str]:

@@ -104,7 +104,7 @@ class RequestEvent(Event, kw_only=True):
     line: str | None = None
 
     reported: ClassVar[bool] = False
-    """Whether a client that made the request itself is told of the event, until it confirms it."""
+    """Whether the event is sent to the client if it made the request itself, until it confirms it."""
 
     def run_changes(self, request: Request) -> Changes:
         """What the event changes of a request in the ledger of a run. RequestError for an event that has no place

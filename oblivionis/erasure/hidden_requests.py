@@ -190,7 +190,7 @@ def enter_outcomes(folder: Path, outcomes: Sequence[SessionOutcome], *, run: str
 
     The requests of one that counts are served, those of the others open again. An outcome about an exchange that this
     node was not in is passed over; one with another commitment than the node's serves nothing. `run`: whose server
-    speaks. Since it repeats what a node has not confirmed, its exchanges that are neither told now nor before are lost.
+    speaks. Since it repeats what a node has not confirmed, those of its exchanges that were never announced are lost.
     """
 
     ledger = NodeLedger(folder)

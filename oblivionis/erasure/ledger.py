@@ -46,7 +46,7 @@ class Ledger:
     checkpoint that the run continues from. Each line names the hash of the line before it (`oblivionis.chain`). Ledgers
     written before there were scopes or hashes can be read.
 
-    A client that made a request itself is told what becomes of it: `unacknowledged` has what it has not confirmed.
+    A client that made a request itself learns what becomes of it: `unacknowledged` has what it has not confirmed.
 
     Other objects and programs may append lines that are about no request (`RunDirectory.note`): they are taken up
     before the next line is written.
@@ -206,7 +206,7 @@ class Ledger:
         return [entry for entry in self._notes if entry["event"] in events]
 
     def unacknowledged(self, client: int) -> list[Mapping[str, Any]]:
-        """The lines that `client` is to be told of and has not confirmed, in their order."""
+        """The lines that are to be sent to `client` and that it has not confirmed, in their order."""
         return list(self._unconfirmed.get(client, {}).values())
 
     @property
@@ -215,7 +215,7 @@ class Ledger:
         return any(self._unconfirmed.values())
 
     def acknowledged(self, client: int, hashes: Iterable[str]) -> None:
-        """Note that `client` has entered these lines into its own ledger; others than it was told of are ignored."""
+        """Note that `client` has entered these lines into its own ledger; lines not sent to it are ignored."""
         known = [h for h in hashes if h in self._unconfirmed.get(client, {})]
         if known:
             self.note("acknowledged", client=client, lines=known)
@@ -276,7 +276,7 @@ class Ledger:
             self.read(line)
 
     def _enter(self, before: Request | None, request: Request) -> None:
-        """Enter a request where it is looked for, as it is now and was `before`."""
+        """Put a request into the indices, by what it is now instead of what it was `before`."""
         self._place.setdefault(request.id, len(self._place))
         self._count_off(before, request)
         if before is not None and before.served_round is not None:
@@ -418,7 +418,7 @@ def _request(
 def as_text(requests: Iterable[Request], again: int = 0, covering: int = 0) -> str:
     """Who asks for what, for a line of progress: `client 3 leaves with 7 records; client 5 asks to forget 1 record`.
 
-    again: how many further clients look whether what they forgot has come back; covering: how many take part besides,
+    again: how many further clients check whether what they forgot has come back; covering: how many take part besides,
     of whom nobody sees whether they forget something.
     """
     requests = sorted(requests, key=lambda r: (r.client, r.id))

@@ -33,7 +33,7 @@ def repair(path: Path) -> Repaired:
 
     In early versions a client's reply could overwrite the ledger's own fields by numbers of the same names. The lines
     after such a line are linked anew, a copy of the file as it was is kept in the same folder, and a last line says all
-    this. RunError for a ledger whose chain is broken: somebody altered it, and that is not repaired.
+    this. RunError for a ledger whose chain is broken: it was altered, and that is not repaired.
     """
     if not path.exists():
         return Repaired({}, None)

@@ -28,7 +28,7 @@ SIGNATURE, PUBLIC_KEY = "signature", "public-key"
 MOMENT = "moment"
 """Key of an audit message's config: one of `audit_numbers.MOMENTS`."""
 SIGNED = ("run", "stage", "round", "model")
-"""What of a signed audit is kept beside its numbers; `request`, `client` and the moment stand in the file anyway."""
+"""What of a signed audit is kept with its numbers; `request`, `client` and the moment stand in the file anyway."""
 
 
 def audit_key(folder: Path) -> Ed25519PrivateKey:

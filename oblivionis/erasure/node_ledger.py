@@ -28,7 +28,7 @@ COMMITTED, REJOINED, SESSION = "committed", "rejoined", "session"
 DECIDED, HELD_BACK, WITHDRAWN, NEAR_COPIES = "decided", "held_back", "withdrawn", "near_copies"
 """Events of a node's ledger: `oblivionis.erasure.events` tells what each of them says."""
 RECORDS, BESIDE = "records", "beside"
-"""Of a line `exchanged`: the hashes of what the work was done with, the node's records and what it reads beside them.
+"""Of a line `exchanged`: the hashes of what the work was done with, the node's records and what else it reads.
 """
 REFUSALS_PER_DAY = 100
 """Lines about refusals that a day (UTC) may have: no server fills the disk."""
@@ -39,8 +39,8 @@ class NodeLedger:
 
     The command line and the ClientApp are different processes: each call reads the file anew, under a lock where it
     writes. A line torn by a crash is passed over. States: open → served → verified or not verified; rejected; covered
-    (all its records were asked for before). The server is told of every request that is not settled, as often as it
-    asks; it serves none twice. In a cover exchange, of which the server is told nothing: open → sealed → served.
+    (all its records were asked for before). The server gets every request that is not settled, as often as it
+    asks; it serves none twice. In a cover exchange, of which the server learns nothing: open → sealed → served.
 
     What a server says is entered, and believed as far as the node's own lines bear it out
     (`oblivionis.erasure.request_states.NodeStates`): none of its words alone ends a demand.
@@ -67,7 +67,7 @@ class NodeLedger:
         return states
 
     def unsettled(self) -> list[NodeRequest]:
-        """What the server is told of."""
+        """The requests that are reported to the server."""
         return [r for r in self.requests() if not r.settled]
 
     def asked(self) -> frozenset[str]:
@@ -166,7 +166,7 @@ class NodeLedger:
     def heard(
         self, run: str, ledger: str, outcomes: Sequence[Mapping[str, Any]], *, audits: bool = True, **query: object
     ) -> list[str]:
-        """Enter what the server told in a query, then the query itself; returns the outcomes that are in the ledger.
+        """Enter the outcomes in a query, then the query itself; returns the outcomes that are in the ledger.
 
         An outcome is known by `line`, the hash of the server's line, and entered once; one about a request that this
         node did not make is not entered. audits: whether this node may measure at all; where it may not, the server's
@@ -234,7 +234,7 @@ class NodeLedger:
         return sent
 
     def verify(self) -> Checked:
-        """Look at every line of the file; see `oblivionis.chain.check_chain`."""
+        """Check every line of the file; see `oblivionis.chain.check_chain`."""
         return check_chain(self.path)
 
     def _learned(self, run: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The records that a client keeps on its own machine, and what the server is told of them: counts."""
+"""The records that a client keeps on its own machine, and what the server learns of them: counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NodeRecords:
 def node_folder(node_config: Mapping[str, object], message_config: Mapping[str, object], client: int) -> NodeFolder:
     """The client's own folder: its `node-dir`, else `node<client>` under `data.nodes`, else one in the run directory.
 
-    The folder that a client names itself always counts: no message can send it elsewhere.
+    The folder that a client names itself always counts: no message can name another one.
     """
     if own := node_config.get(NODE_DIR):
         return NodeFolder(Path(str(own)).expanduser())
@@ -132,8 +132,8 @@ def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) ->
     return digest.hexdigest()
 
 
-def beside_hash(folder: Path) -> str:
-    """SHA-256 of the files of a node's folder that work reads beside its records: references and facts, by name."""
+def other_files_hash(folder: Path) -> str:
+    """SHA-256 of the files of a node's folder that work reads besides its records: references and facts, by name."""
     parts = [folder / FACTS_FILE, *(part for table in tables(folder, REFERENCES_TABLE) for part in table)]
     files = [file for part in parts for file in (sorted(part.rglob("*")) if part.is_dir() else [part])]
     digest = hashlib.sha256()

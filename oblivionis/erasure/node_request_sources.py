@@ -114,12 +114,12 @@ class AskingNodes(LedgerRequests):
 
 
 class NodeRequests(AskingNodes):
-    """At the start of every round all connected nodes are asked for requests and told what became of earlier ones.
+    """At the start of every round all connected nodes are asked for requests and get the outcomes of earlier ones.
 
-    An id is entered once for each client, however often it is told; when two clients chose the same id, the later one
-    is called `<id>-client-0003` here. No record is asked for twice: a request keeps those that no earlier one of its
-    client names. What a node has not confirmed it is told again. A request that its node does not tell any more waits:
-    an exchange that names one record too many serves none of its client's requests.
+    An id is entered once for each client, however often it is reported; when two clients chose the same id, the later
+    one is called `<id>-client-0003` here. No record is asked for twice: a request keeps those that no earlier one of
+    its client names. What a node has not confirmed is sent again. A request that its node no longer reports waits: an
+    exchange that names one record too many serves none of its client's requests.
 
     `most`: how many requests of one client are taken up, and how many are served, in a round; what is beyond waits, and
     a warning and a line of the ledger say so. The rest as for `AskingNodes`.
@@ -213,11 +213,11 @@ class SealedRequests(AskingNodes):
         return ()
 
     def live(self, client: int) -> int:
-        """Records of `client` as it told: with a sealed node what it ever held, whatever it has asked for."""
+        """Records of `client` as it reported them: with a sealed node what it ever held, whatever it has asked for."""
         return self._live(client)
 
     def cover_due(self, server_round: int) -> bool:
-        """Whether a cover exchange is held in `round`: always, so that none says that somebody asked."""
+        """Whether a cover exchange is held in `round`: always, so that none shows that there was a request."""
         return server_round <= self._last_round
 
     def covered(
@@ -255,7 +255,7 @@ class SealedRequests(AskingNodes):
         self._ledger.note(EXCHANGE_FAILED, round=server_round, session=session, commitments=sealed, reason=reason)
 
     def roll_back(self, server_round: int) -> None:
-        """Undo the exchanges after `round`: their clients are told, and ask again."""
+        """Undo the exchanges after `round`: their clients learn of it, and ask again."""
         super().roll_back(server_round)
         undone = {entry["of"] for entry in self._ledger.notes(EXCHANGE_UNDONE)}
         for entry in self._ledger.notes(EXCHANGE):
@@ -291,7 +291,7 @@ class SealedRequests(AskingNodes):
 
 
 def unconfirmed_sessions(ledger: Ledger, run: str) -> dict[int, list[SessionOutcome]]:
-    """By client what it is to be told of cover exchanges and has not confirmed, in the order of the ledger."""
+    """By client its cover exchanges that it has not confirmed and is to be sent, in the order of the ledger."""
     confirmed = {(entry["client"], line) for entry in ledger.notes("acknowledged") for line in entry["lines"]}
     outcomes: dict[int, list[SessionOutcome]] = {}
     exchanges: dict[str, Mapping[str, Any]] = {}
@@ -323,10 +323,10 @@ def answer_query(
     audits: bool = True,
     held: Collection[str] | None = None,
 ) -> ConfigRecord | None:
-    """What a node says of its requests when a query asks for them, after entering what the query told; None if it does
+    """What a node says of its requests when a query asks for them, after entering what the query says; None if it does
     not ask. `folder` is the node's own; audits: whether it may measure; `held`: ids of the client's records. A request
-    that names another one is not told, unless the client leaves by it, and the ledger says why. Where an answer has no
-    room for all requests, those that were not served come first, and those made first. Raises OblivionisError.
+    that names another one is not reported, unless the client leaves by it, and the ledger says why. Where an answer has
+    no room for all requests, those that were not served come first, and those made first. Raises OblivionisError.
 
     With `sealed`, or where the server does not want to know, it names no request, and confirms nothing that is said
     about one: that alone would tell that it exists. In the newest line, whose hash it tells, is a number that nobody

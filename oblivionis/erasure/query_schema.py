@@ -102,7 +102,7 @@ class Question(Struct, frozen=True):
     """What the server says when it asks: its run and ledger, the round, and outcomes that the node did not confirm.
 
     `head` and `lines`: where its ledger ends, so that the node finds it out where lines are cut off there later.
-    `sealed`: it does not want to be told any request; `sessions` then says what became of the node's cover exchanges.
+    `sealed`: the node must not report any request; `sessions` then says what became of the node's cover exchanges.
     """
 
     run: Annotated[str, Meta(max_length=4096)] = msgspec.field(name=message_keys.RUN)
@@ -178,7 +178,7 @@ def read_question(config: Mapping[str, object]) -> Question | None:
 
 
 def outcome_of(entry: Mapping[str, Any], node_id: str, line: str) -> dict[str, Any]:
-    """A line of the server's ledger as a node is told of it: its own id of the request, numbers and hashes only."""
+    """A line of the server's ledger as it is sent to a node: its own id of the request, numbers and hashes only."""
     event = "covered" if entry["event"] == "submitted" else entry["event"]
     kept = {k: entry[k] for k in (*NUMBERS, *HASHES, *WORDS) if entry.get(k) is not None}
     if event in ("failed", "rejected"):
@@ -189,7 +189,7 @@ def outcome_of(entry: Mapping[str, Any], node_id: str, line: str) -> dict[str, A
 
 
 def as_many_as_fit(requests: Iterable[Reported], most: int = MOST_REQUESTS, named: int = 0) -> tuple[Reported, ...]:
-    """The first `most` of `requests` for whose records there is room beside those that were `named` before."""
+    """The first `most` of `requests` for whose records there is room in addition to those that were `named` before."""
     taken, left = list[Reported](), MOST_RECORDS - named
     for request in requests:
         if len(taken) < most and len(request.record_ids) <= left:

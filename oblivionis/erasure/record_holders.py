@@ -73,7 +73,7 @@ class LedgerRequests(RequestSource):
         self._ledger, self._thresholds, self._last_round = ledger, thresholds, last_round
         self._again, self._per_round = again, per_round
         self._repeated: list[str] = []
-        self._looking: list[Request] = []
+        self._to_serve_again: list[Request] = []
         self._batch: tuple[int | None, list[Request]] = None, []
 
     @property
@@ -94,12 +94,12 @@ class LedgerRequests(RequestSource):
         """The requests that were served 1, 2, 4, 8, … rounds ago, as far back as the configuration says, since most of
         what comes back does so at once; in the last planned round all of them. The latest ones, which take longest,
         come first."""
-        self._repeated, self._looking = [], []
+        self._repeated, self._to_serve_again = [], []
         ages: Sequence[int] = range(1, min(self._again, server_round - 1) + 1)
         if server_round != self._last_round:
             ages = [age for age in ages if age & (age - 1) == 0]
-        self._looking = [r for age in ages for r in self._ledger.served_in(server_round - age)]
-        return [demanded(r) for r in self._looking]
+        self._to_serve_again = [r for age in ages for r in self._ledger.served_in(server_round - age)]
+        return [demanded(r) for r in self._to_serve_again]
 
     def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         """Keep in mind what `applied` enters into the ledger."""
@@ -107,7 +107,7 @@ class LedgerRequests(RequestSource):
 
     def applied(self, server_round: int, before: str, after: str) -> None:
         """The exchange of `round` ended: note the global model's SHA-256 before and after with what it served, and with
-        what it looked at again, also where that left the model as it was: someone answered so, and can be checked."""
+        what it served again, also where the model stayed as it was: a client answered so, and that can be checked."""
         if self._repeated:
             self._ledger.note(
                 SERVED_AGAIN, round=server_round, requests=list(self._repeated), before=before, after=after
@@ -115,11 +115,11 @@ class LedgerRequests(RequestSource):
         for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)
 
-    def to_look_at_again(self) -> list[Request]:
+    def requests_to_serve_again(self) -> list[Request]:
         """The requests that the exchange of this round is to serve again."""
-        return self._looking
+        return self._to_serve_again
 
-    def looked_at_again(self) -> list[Request]:
+    def requests_served_again(self) -> list[Request]:
         """The requests that the exchange of this round served again."""
         return [self._ledger.get(request_id) for request_id in self._repeated]
 

@@ -58,7 +58,7 @@ def not_meant(node: NodeFolder, requests: Sequence[NodeRequest], records: Sequen
 def find_later(node: NodeFolder, records: Sequence[Record], *, near: bool = True) -> Later:
     """What of the `records` of a node's folder copies, is about, or is near what requests there name.
 
-    near: whether to look for the latter, which takes longest.
+    near: whether to search for the latter, which takes longest.
     """
     requests, buried = NodeLedger(node.path).requests(), node.tombstones()
     asked = buried.union(*(r.record_ids for r in requests))

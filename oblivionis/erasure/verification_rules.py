@@ -187,7 +187,7 @@ class Thresholds:
         found = Counter(self._judge_exchanges_of(record) for record in records)
         if recited := found[NOT_VERIFIED, RIGHT_AFTER]:
             return NOT_VERIFIED, _left_recited(recited, len(records))
-        if _beside_retrained(record.left for record in records) == NOT_VERIFIED:
+        if _against_retrained(record.left for record in records) == NOT_VERIFIED:
             return NOT_VERIFIED, LEFT_LIKELY
         done, likely = found[VERIFIED, ENDED], any(far_likelier(record.left, record.known) for record in records)
         if self._suffice(done, len(records)) and not likely:
@@ -260,7 +260,7 @@ class Thresholds:
         reasons = Counter(findings.values())
         likely = [text for record in records if (text := _still_likely(record))]
         several = f"{len(likely)} of {len(records)} records: " if len(records) > 1 else ""
-        knows = _beside_retrained(record.likelihood for record in records)
+        knows = _against_retrained(record.likelihood for record in records)
         outcome, why = _decide(
             evidence,
             len(records),
@@ -268,7 +268,7 @@ class Thresholds:
             left_recited=reasons[NOT_VERIFIED, RIGHT_AFTER],
             likely=several + likely[0] if likely else "",
             unopposed=self._unopposed_records(len(records), reasons),
-            left_knows=_beside_retrained(record.left for record in records),
+            left_knows=_against_retrained(record.left for record in records),
             knows=knows,
         )
         recall = sum(record.final for record in records) / len(records)
@@ -402,7 +402,7 @@ def _of_exchange(recited: bool, likely: str, *, ended: bool) -> Finding:
     return (VERIFIED, ENDED) if ended else (INCONCLUSIVE, FADED)
 
 
-def _beside_retrained(likelihoods: Iterable[Likelihood | None]) -> str:
+def _against_retrained(likelihoods: Iterable[Likelihood | None]) -> str:
     """As `Judgement.knows`, of records in one model: those whose reference is the retrained model's are compared."""
     compared = [of for of in likelihoods if of is not None and of.compared_with == RETRAINED]
     if len(compared) < LEAST_QUESTIONS:

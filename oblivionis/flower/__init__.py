@@ -1,4 +1,4 @@
-"""All that this package takes of Flower beyond its public interface; nothing else here may (a test looks).
+"""All that this package takes of Flower beyond its public interface; nothing else here may (a test checks it).
 
 A module per process that needs it, for each imports what no other does: `names` nothing at all, `grids` the
 simulation's link state, `superexec` what starts a node's processes. `tests/unit/oblivionis/test_flower.py` has a test

@@ -122,7 +122,7 @@ class Assessor:
         LoRA was assembled with; a model that is trained in other ways goes without those evaluators.
     names : sequence of str, optional
         Which measures; None: all.
-    elsewhere : RemoteEvaluator, optional
+    remote_evaluator : RemoteEvaluator, optional
         Another process that runs some of their evaluators at the same time.
 
     Raises
@@ -138,12 +138,12 @@ class Assessor:
         config: Config,
         base: np.ndarray | None = None,
         names: Sequence[str] | None = None,
-        elsewhere: RemoteEvaluator | None = None,
+        remote_evaluator: RemoteEvaluator | None = None,
     ) -> None:
         self.assembled, self._config, self._corpus = assembled, config, corpus
         self._base = assembled.start if base is None else base
         self._measures = [registry.measures()[name] for name in (registry.names() if names is None else names)]
-        self._remote = elsewhere
+        self._remote = remote_evaluator
         sets = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
         context = Context(
             name="",
@@ -403,7 +403,7 @@ class Assessor:
 
     @contextmanager
     def session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
-        """A session of the model with `vector`; before the first one is loaded, measures look at the base model."""
+        """A session of the model with `vector`; before the first one is loaded, measures use the base model."""
         adapters.check_vector(vector, self.assembled.flat.manifest)
         with fused_lora(self.assembled.model):
             if self._loaded is None:

@@ -33,8 +33,8 @@ class Measure:
     Attributes
     ----------
     metrics : tuple of Metric
-        What it measures: rows of the comparison, entries of the glossary, names and marks of suites. Elsewhere they are
-        named `<name>_<key>`, TOFU's by their keys alone.
+        What it measures: rows of the comparison, entries of the glossary, names and marks of suites. In all other
+        places they are named `<name>_<key>`, TOFU's by their keys alone.
     order : int
         Its place among the measures, in the hook and in metrics.jsonl; the smaller the earlier.
     needs : tuple of Part

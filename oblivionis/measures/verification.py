@@ -202,12 +202,12 @@ class Verification:
         return reason or self._thresholds.displaced(vector, finetuned) or self._unknown_utility()
 
     def _unknown_utility(self) -> str:
-        """Why nobody can tell what is left of the utility, empty where somebody can."""
+        """Why it is unknown what is left of the utility; empty where it is known."""
         owners = {registry.evaluator_of(name) for name in UTILITY}
-        lacking = [f for f in failures(self._run) if f.stage == "finetune" and f.final and f.evaluator in owners]
-        if not lacking:
+        failed = [f for f in failures(self._run) if f.stage == "finetune" and f.final and f.evaluator in owners]
+        if not failed:
             return ""
-        evaluator, reason = lacking[0].evaluator, lacking[0].reason
+        evaluator, reason = failed[0].evaluator, failed[0].reason
         return f"the evaluator {evaluator} failed on the finetuned model ({reason}): how useful it was is not known"
 
 

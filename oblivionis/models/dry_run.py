@@ -297,7 +297,7 @@ def _cross_entropy(logits: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def _logits(model: nn.Module, batch: PackedBatch, mode: str) -> Tensor:
-    """As `forward.kept_logits`, which looks at numbers where the model's own forward pass gets batches."""
+    """As `forward.kept_logits`, which reads numbers where the model's own forward pass gets batches."""
     if mode not in _OWN_FORWARD:
         return forward.kept_logits(model, batch, mode=mode)
     size = batch.layout.size

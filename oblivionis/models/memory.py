@@ -182,7 +182,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
 
 
 def _reads_distributions(config: Config) -> bool:
-    """Whether the unlearning loss looks at entropies, divergences or margins, for which logits are made."""
+    """Whether the unlearning loss uses entropies, divergences or margins, for which logits are made."""
     unlearning = config.unlearning
     names = extension_traits.code("unlearning", unlearning.method).quantities
     by_logits = not BY_LOGITS.isdisjoint(names) or unlearning.retain_loss == "kl"

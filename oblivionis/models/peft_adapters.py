@@ -134,8 +134,8 @@ def _load(peft_model: Any, folder: Path, *, trained: bool) -> None:
             "name them in modules_to_save, or merge the adapter first"
         )
     if not given or result.missing_keys:
-        lacking = sorted(result.missing_keys) or ["all tensors"]
-        raise ModelError(f"{folder / ADAPTER_WEIGHTS} lacks {some(lacking)}")
+        missing = sorted(result.missing_keys) or ["all tensors"]
+        raise ModelError(f"{folder / ADAPTER_WEIGHTS} lacks {some(missing)}")
     if beyond := sorted(result.unexpected_keys):
         raise ModelError(f"{folder / ADAPTER_WEIGHTS}: the model has no place for {some(beyond)}")
 

@@ -80,7 +80,7 @@ def too_long(corpus: Corpus, config: Config) -> list[str]:
 def lengths(corpus: Corpus, config: Config) -> Lengths | None:
     """How long the records of `corpus` are; None without records. Raises ModelError where the tokenizer is missing.
 
-    Looked for among the `_LONGEST` texts with the most bytes.
+    Searched among the `_LONGEST` texts with the most bytes.
     """
     trained = [(record.question, record.answer) for record in corpus.train if not record.tokens]
     trained += _learned_instead(corpus, config)

@@ -106,7 +106,7 @@ def base_of(folder: Path) -> str:
 
 
 def located(source: str, revision: str | None = None) -> Path:
-    """As `resolve`, without a look at what the folder holds."""
+    """As `resolve`, without reading what the folder holds."""
     if source == EMBEDDED:
         return embedded_model.folder()
     if source in PACKAGED:

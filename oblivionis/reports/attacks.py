@@ -50,7 +50,7 @@ NO_ORACLE = "No verdicts: they compare with the retrained model. Add the stage r
 LEAST_LABEL, MOST_LABEL = 18, 44
 
 
-class _Moments(TypedDict):
+class _BeforeAfter(TypedDict):
     before: dict[str, float]
     after: dict[str, float]
 
@@ -59,7 +59,7 @@ class _Attack(TypedDict):
     attack: str
     variant: str
     questions: int
-    models: dict[str, _Moments]
+    models: dict[str, _BeforeAfter]
 
 
 class _Row(_Attack, total=False):
@@ -259,8 +259,8 @@ def words_below(results: Mapping[str, Any]) -> list[str]:
         if "m_bin" in sampled:
             theirs = row["models"].get(results["oracle"], {}).get("after", {})
             lines.append(
-                f"Sampling, bounds: M_μ {_beside(sampled, theirs, 'm_mu')}, M_bin {_beside(sampled, theirs, 'm_bin')} "
-                "(means over questions, see docs/guides/leakage.md)."
+                f"Sampling, bounds: M_μ {_with_retrained(sampled, theirs, 'm_mu')}, "
+                f"M_bin {_with_retrained(sampled, theirs, 'm_bin')} (means over questions, see docs/guides/leakage.md)."
             )
     lines += [f"{name}: left out, {why}." for name, why in results["left_out"].items()]
     lines += [f"{name} failed: {why}." for name, why in results["failed"].items()]
@@ -283,7 +283,7 @@ def outcome(results: Mapping[str, Any]) -> str:
     return f"{head}{len(back)} of {len(attacks)} attacks bring back {more}: {named}."
 
 
-def _beside(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -> str:
+def _with_retrained(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -> str:
     return _number(ours[name]) + (f" (retrained {_number(theirs[name])})" if name in theirs else "")
 
 

@@ -82,7 +82,7 @@ def _save(model: Any, config: Config, kind: str, folder: Path) -> None:
     elif kind == WHOLE:
         model.save_pretrained(folder)
     else:
-        # A path of this machine means nothing elsewhere; what the base is, the card says.
+        # A path of this machine means nothing on another; what the base is, the card says.
         source = config.model.source
         named = source if source == EMBEDDED or source in PACKAGED else base_name(config) or config.model.name
         model.peft_config["default"].base_model_name_or_path = named

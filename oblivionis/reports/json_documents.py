@@ -57,7 +57,7 @@ def run_document(run: RunDirectory, config: Config) -> dict[str, Any]:
 
 
 def runs_document(folder: Path) -> list[dict[str, Any]]:
-    """What the runs of a folder did and how far they came, oldest first; `note`: what a damaged one lacks."""
+    """What the runs of a folder did and how far they came, oldest first; `note`: what is missing of a damaged one."""
     return [{"run": run.name, **asdict(glance(run.path))} for run in list_runs(folder)]
 
 

@@ -130,7 +130,7 @@ def anchor(term: str) -> str:
 def explained(term: str, text: str | None = None) -> h.Node:
     """`text` (default: the term) with the term's definition on hover and on focus, linked to the glossary.
 
-    A term that the glossary lacks comes back as plain text.
+    A term that is not in the glossary comes back as plain text.
     """
     shown = term if text is None else text
     if term not in GLOSSARY:

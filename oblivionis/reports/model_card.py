@@ -100,15 +100,15 @@ def _opening(config: Config, stage: str, kind: str) -> str:
 def _base(config: Config, fingerprint: str) -> str:
     source = config.model.source
     if source in PACKAGED:
-        told = f"`BASE` is the folder that `oblivionis model fetch {source}` makes: {PACKAGED[source].origin}."
+        text = f"`BASE` is the folder that `oblivionis model fetch {source}` makes: {PACKAGED[source].origin}."
     elif source == EMBEDDED:
-        told = "`BASE` is the model inside of Oblivionis; `oblivionis export --merged` writes it with the adapter."
+        text = "`BASE` is the model inside of Oblivionis; `oblivionis export --merged` writes it with the adapter."
     elif base_name(config) is None:
-        told = f"`BASE` is a model folder, {Path(source).name!r} where it was trained."
+        text = f"`BASE` is a model folder, {Path(source).name!r} where it was trained."
     else:
-        told = f"`BASE` is {source}{f' at revision {config.model.revision}' if config.model.revision else ''}."
+        text = f"`BASE` is {source}{f' at revision {config.model.revision}' if config.model.revision else ''}."
     return (
-        f"{told} Its fingerprint (`oblivionis model info`): `{fingerprint}`. On another base the adapter means nothing."
+        f"{text} Its fingerprint (`oblivionis model info`): `{fingerprint}`. On another base the adapter means nothing."
     )
 
 
@@ -152,13 +152,13 @@ def _requests(run: RunDirectory) -> list[str]:
     ]
     heads = ["request", "outcome", "why", "round", "records", "recall left"]
     found = Counter(each.outcome for each in requests)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
     doubt = "" if found[VERIFIED] == len(requests) else "**Not all of them are verified.** "
     lines = [f"- *{outcome}*: {MEANING[outcome]}" for outcome in sorted(found) if outcome in MEANING]
     results = Counter(results_of(run))
     if results:
         lines.append(f"- certificates: {', '.join(f'{count} {result}' for result, count in sorted(results.items()))}")
-    return [Table("Deletion requests", heads, rows, texts=3).markdown().strip(), f"{doubt}{told}.", "\n".join(lines)]
+    return [Table("Deletion requests", heads, rows, texts=3).markdown().strip(), f"{doubt}{counts}.", "\n".join(lines)]
 
 
 def _digits(value: float | None) -> str:

@@ -39,7 +39,7 @@ class _LeakageAudit(_Asked, total=False):
 def leakage_audit(run: RunDirectory, stage: str) -> dict[str, Any] | None:
     """The latest readable leakage audit of a stage: its `terms` and `questions` among others; None without any.
 
-    One that is damaged is told, and where.
+    One that is damaged is named, with its place.
     """
     for folder in sorted((run.path / "audits").glob(f"leakage-{stage}-*"), reverse=True):
         try:

@@ -1,4 +1,4 @@
-"""What a run's logs say of each request's own records beside the retrained model, and of their representations."""
+"""What a run's logs say of each request's own records against the retrained model, and of their representations."""
 
 from __future__ import annotations
 

@@ -101,16 +101,16 @@ def _requests(run: RunDirectory) -> tuple[str, str] | None:
 def knowledge(
     run: RunDirectory, found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]
 ) -> tuple[str, str] | None:
-    """What is left of the forgotten records; no good news beside a retrained model that was trained on the like."""
+    """What is left of the forgotten records; no good news against a retrained model that was trained on the like."""
     twins = read_twins(run)
-    compared = _beside_oracle(run, found, metrics)
+    compared = _compared_with_oracle(run, found, metrics)
     if compared is None or twins is None or not twins.pairs:
         return compared
     text, grade = compared
     return text, DOUBTFUL if grade == GOOD else grade
 
 
-def _beside_oracle(
+def _compared_with_oracle(
     run: RunDirectory, found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]
 ) -> tuple[str, str] | None:
     from oblivionis.reports import verdicts

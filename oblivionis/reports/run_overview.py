@@ -1,4 +1,4 @@
-"""What a run was asked to do and what it did, for somebody who did not run it."""
+"""What a run was asked to do and what it did, for a reader who did not run it."""
 
 from __future__ import annotations
 

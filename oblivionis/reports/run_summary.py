@@ -91,7 +91,7 @@ def _stage_metrics(run: RunDirectory, convention: str, confidence: float) -> dic
 
 
 def stage_notes(run: RunDirectory) -> dict[str, dict[str, str]]:
-    """Of each finished stage, by metric, why it is left out or how its value is to be read; `stage_metrics` beside."""
+    """Of each finished stage, by metric, why it is left out or how its value is to be read; see `stage_metrics`."""
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     return {stage: found["notes"] for stage, found in summaries.items() if found is not None and "notes" in found}
 
@@ -161,14 +161,14 @@ def comparison(
     shown = rows(metrics, headline=headline, noted=noted)
     lines: list[Sequence[str] | None] = []
     previous = ""
-    lacking = {(f.stage, f.evaluator) for f in failed if f.final}
+    absent = {(f.stage, f.evaluator) for f in failed if f.final}
     for key, group, measure, values in shown:
         if previous and group != previous and not headline:
             lines.append(None)
         mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
         texts = [f"({text})" for text in texts] if key in doubted else texts
-        without = [v is None and registry.not_measured(key, s, lacking) for s, v in zip(metrics, values, strict=True)]
+        without = [v is None and registry.not_measured(key, s, absent) for s, v in zip(metrics, values, strict=True)]
         texts = [FAILED if missing else text for missing, text in zip(without, texts, strict=True)]
         lines.append([group, measure, *texts])
         previous = group
@@ -246,13 +246,13 @@ def _text_samples(logs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """The same of MUSE and RWKU: continuations of forget texts, and an answer to a question of each other set."""
     found = []
     for (of, name), group in TEXT_SETS.items():
-        told = {stage: log[of][name] for stage, log in logs.items() if name in log.get(of, {})}
-        if not told:
+        generated = {stage: log[of][name] for stage, log in logs.items() if name in log.get(of, {})}
+        if not generated:
             continue
-        items = next(iter(told.values()))
+        items = next(iter(generated.values()))
         for position in spread(len(items), count if name == "verbmem" else min(count, 1)):
             key = list(items)[position]
-            answers = {MODELS[stage]: rows[key]["generated"] for stage, rows in told.items() if key in rows}
+            answers = {MODELS[stage]: rows[key]["generated"] for stage, rows in generated.items() if key in rows}
             item = items[key]
             found.append({"set": group, "question": item["shown"], "truth": item["truth"], "answers": answers})
     return found

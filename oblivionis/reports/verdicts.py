@@ -43,7 +43,7 @@ MEANING = {
 
 
 def find_verdicts(run: RunDirectory, convention: str = "geometric", *, anew: bool = False) -> dict[str, Verdict]:
-    """The verdicts on the unlearned model beside the retrained one, by measure: `prob` and `truth_ratio`.
+    """The verdicts on the unlearned model compared with the retrained one, by measure: `prob` and `truth_ratio`.
 
     From the per-question logs of the two finished stages, whichever ended first, on the questions that both were asked.
     Without one of the logs, or without common questions, there is none. anew: computed, whatever is kept.
@@ -79,9 +79,9 @@ def _truth_ratios(log: Mapping[str, Any], convention: str) -> dict[str, float]:
         return {i: float(truth_ratio(right[i], wrong[i], convention)) for i in right if wrong.get(i)}
 
 
-def _common(mine: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[list[float], list[float]]:
-    both = [i for i in mine if i in theirs]
-    return [mine[i] for i in both], [theirs[i] for i in both]
+def _common(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[list[float], list[float]]:
+    both = [i for i in ours if i in theirs]
+    return [ours[i] for i in both], [theirs[i] for i in both]
 
 
 def marks(verdicts: Mapping[str, Verdict]) -> dict[str, str]:

@@ -174,12 +174,12 @@ def _not_asked(run: RunDirectory, requests: Sequence[Request]) -> Iterator[RunWa
 def _failed_evaluators(run: RunDirectory) -> Iterator[RunWarning]:
     rows, found = run.metrics(), failures(run)
     for name in dict.fromkeys(f.evaluator for f in found):
-        mine = [f for f in found if f.evaluator == name]
+        those = [f for f in found if f.evaluator == name]
         times = len({(r["stage"], r["round"], r.get("moment")) for r in rows if r["evaluator"] == name})
-        first = mine[0]
+        first = those[0]
         yield RunWarning(
             "failed evaluator",
-            f"The evaluator {name} failed in {len(mine)} of {counted(times, 'evaluation')}, first in {first.stage}, "
+            f"The evaluator {name} failed in {len(those)} of {counted(times, 'evaluation')}, first in {first.stage}, "
             f"round {first.round}: {printable(first.reason)}. What it would have measured there is missing.",
         )
 

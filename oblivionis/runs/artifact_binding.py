@@ -58,7 +58,7 @@ NO_LEDGER = "it has no ledger that names its files"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a look at a run's ledger found. faults: where its files contradict it; missing: why it does not bind all of
+    """What a check of a run's ledger found. faults: where its files contradict it; missing: why it does not bind all of
     them, so that the run is not sealed."""
 
     faults: tuple[str, ...] = ()

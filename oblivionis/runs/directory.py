@@ -89,11 +89,11 @@ class Checkpoint:
 class RunDirectory:
     """One run on disk. Every file is written atomically or appended to line by line, so a kill never corrupts it.
 
-    looking: it is only looked at; what could be kept for the next time is not.
+    read_only: results that could be kept for the next time are not written.
     """
 
-    def __init__(self, path: Path, *, looking: bool = False) -> None:
-        self.path, self.looking = path, looking
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path, self.read_only = path, read_only
         self._listeners: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
         self._chain: Chain | None = None
         self._sealed = False

@@ -17,12 +17,12 @@ class Plan:
     """What a run is going to do.
 
     rounds: of each stage, the stage `local` counts clients; weights: what such a round costs in rounds of training (1
-    where nothing is said); looks: the smaller evaluations of each stage, before and between its rounds; full: how long
-    the evaluation at a stage's end takes, in smaller ones, None where nothing is measured.
+    where nothing is said); light_evaluations: the smaller evaluations of each stage, before and between its rounds;
+    full: how long the evaluation at a stage's end takes, in smaller ones, None where nothing is measured.
     """
 
     rounds: Mapping[str, int]
-    looks: Mapping[str, int]
+    light_evaluations: Mapping[str, int]
     full: float | None
     weights: Mapping[str, float] = field(default_factory=dict)
 
@@ -33,16 +33,16 @@ def plan(config: Config, rounds: Mapping[str, int], light: int, full: int) -> Pl
     light, full: in any unit, 0 where nothing is measured.
     """
     evaluation, federation = config.evaluation, config.federation
-    looks = {}
+    light_evaluations = {}
     for stage, count in rounds.items():
         every = evaluation.every
         if stage != "unlearn" and evaluation.every_training is not None:
             every = evaluation.every_training
         between = (count - 1) // every if every else 0
-        looks[stage] = 0 if stage == "local" or not light else between + evaluation.at_start
+        light_evaluations[stage] = 0 if stage == "local" or not light else between + evaluation.at_start
     together = federation.per_round
     weights = {"local": federation.rounds.local / together} if "local" in rounds else {}
-    return Plan(dict(rounds), looks, full / light if light and full else None, weights)
+    return Plan(dict(rounds), light_evaluations, full / light if light and full else None, weights)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Forecast:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._rounds = dict(plan.rounds)
-        self._looks = dict(plan.looks)
+        self._light_left = dict(plan.light_evaluations)
         self._ends = set(plan.rounds) if plan.full is not None else set[str]()
         self._of_stage: dict[str, _Mean] = defaultdict(_Mean)
         self._of_all, self._light, self._full = _Mean(), _Mean(), _Mean()
@@ -80,13 +80,13 @@ class Forecast:
         planned = self._plan.rounds.get(stage, 0)
         self._rounds[stage] = max(0, planned - rounds)
         if rounds and planned:
-            self._looks[stage] = round(self._plan.looks.get(stage, 0) * self._rounds[stage] / planned)
+            self._light_left[stage] = round(self._plan.light_evaluations.get(stage, 0) * self._rounds[stage] / planned)
         if not self._rounds[stage]:
             self._ends.discard(stage)
 
     def finished(self, stage: str) -> None:
         """Nothing of the stage is left."""
-        self._rounds[stage] = self._looks[stage] = 0
+        self._rounds[stage] = self._light_left[stage] = 0
         self._ends.discard(stage)
 
     def round(self, stage: str, seconds: float) -> None:
@@ -109,7 +109,7 @@ class Forecast:
             self._ends.discard(stage)
         else:
             self._light.add(seconds)
-            self._looks[stage] = max(0, self._looks.get(stage, 0) - 1)
+            self._light_left[stage] = max(0, self._light_left.get(stage, 0) - 1)
 
     def rounds_left(self) -> float | None:
         """Of training and unlearning; None before the first round."""
@@ -123,14 +123,14 @@ class Forecast:
 
     def evaluations_left(self) -> float | None:
         """Of all evaluations; None before one was timed."""
-        looks, ends, ratio = sum(self._looks.values()), len(self._ends), self._plan.full
-        if ratio is None or not (looks or ends):
+        lights, ends, ratio = sum(self._light_left.values()), len(self._ends), self._plan.full
+        if ratio is None or not (lights or ends):
             return 0.0
         light, full = self._light.mean, self._full.mean
         if light is None and full is None:
             return None
         light = (full or 0.0) / ratio if light is None else light
-        return looks * light + ends * (light * ratio if full is None else full)
+        return lights * light + ends * (light * ratio if full is None else full)
 
     def left(self) -> float | None:
         """Of everything with a forecast; None before the first round."""
@@ -154,7 +154,7 @@ class Forecast:
         rounds, evaluations = self.rounds_left(), self.evaluations_left()
         if rounds is None or evaluations is None or evaluations <= rounds or rounds + evaluations < NOTABLE:
             return ""
-        light = sum(self._looks.values()) * (self._light.mean or 0.0)
+        light = sum(self._light_left.values()) * (self._light.mean or 0.0)
         keys = (
             "fewer with a larger evaluation.every (and evaluation.every_training)"
             if light > evaluations / 2

@@ -52,7 +52,7 @@ class Failure:
 
     @property
     def final(self) -> bool:
-        """Whether the tables lack figures because of it."""
+        """Whether figures are missing from the tables because of it."""
         return self.moment == END
 
     def as_text(self) -> str:

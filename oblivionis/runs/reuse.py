@@ -63,9 +63,9 @@ def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> N
 def check_updates(config: Config, source: RunDirectory) -> None:
     """Raise RunError if `source` has not all updates of its stage finetune that `config` needs for unlearning."""
     updates = open_updates(config, source.path, "finetune")
-    if updates is not None and (lacking := updates.lacking()):
+    if updates is not None and (missing := updates.missing()):
         raise RunError(
-            f"start_from: {source.path} does not hold the clients' updates of {lacking}, which this run needs. Make a "
+            f"start_from: {source.path} does not hold the clients' updates of {missing}, which this run needs. Make a "
             "run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
             f"unlearning={config.unlearning.method} unlearning.updates.every={config.unlearning.updates.every} and "
             "otherwise the same settings, and start from that"

@@ -104,8 +104,8 @@ class Glance:
 
 
 def glance(path: Path) -> Glance:
-    """Look at the run in `path`; one that cannot be read is `DAMAGED`, and the note says why."""
-    run = RunDirectory(path, looking=True)
+    """Read the state of the run in `path`; one that cannot be read is `DAMAGED`, and the note says why."""
+    run = RunDirectory(path, read_only=True)
     changed = max((p.stat().st_mtime for p in watched(path)), default=0.0)
     try:
         config = _read(run)

@@ -23,7 +23,7 @@ def kept(run: RunDirectory, name: str, compute: Callable[[], T], *settings: Any)
     """`compute()`, plain JSON values that follow from the stages, their logs and `settings` alone.
 
     Without computing where it is kept from the very same. Tests are scipy's, which takes a second to import. A value
-    that is no JSON (a number that is not finite), or a run that cannot be written to or is only looked at, is computed
+    that is no JSON (a number that is not finite), or a run that cannot be written to or is only read, is computed
     each time.
     """
     of = key_of(run, settings)
@@ -32,7 +32,7 @@ def kept(run: RunDirectory, name: str, compute: Callable[[], T], *settings: Any)
     if isinstance(entry, dict) and "value" in entry and entry.get("of") == of and entry.get("sha256") == _own(entry):
         return entry["value"]
     value = compute()
-    if run.looking:
+    if run.read_only:
         return value
     with contextlib.suppress(OSError, ValueError):
         entry = {"of": of, "value": value}

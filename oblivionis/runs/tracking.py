@@ -5,7 +5,7 @@ after FedTU is half a round early, as in the report; TensorBoard and MLflow, who
 round, under `<stage>/<evaluator>/<metric>/after_unlearn`.
 
 `tracking.jsonl` in the run directory remembers which rows each tracker has got. A resumed run sends those that are
-lacking and none twice: the rounds that it repeats come out the same.
+missing and none twice: the rounds that it repeats come out the same.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Tracking:
 
 
 def follow(run: RunDirectory, names: Sequence[str], config: Mapping[str, Any], warn: Callable[[str], None]) -> Tracking:
-    """Open the trackers called `names` for `run`, send them the rows that they lack, and all that are yet to come.
+    """Open the trackers called `names` for `run`, send them the rows they miss, and all that are yet to come.
 
     `config` goes to MLflow, W&B and trackio as the run's settings. Raises OblivionisError for a package that is
     missing or a tracker that cannot be opened.

@@ -137,7 +137,7 @@ class UpdateStore:
             rows = [_row(past.stage, past.round, past.clients) for past in kept]
             write_atomic(folder / ROUNDS, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def lacking(self) -> str:
+    def missing(self) -> str:
         """Which rounds of finetune this store should hold and does not; empty when it has all."""
         original = self.path / f"{0:04d}"
         recorded = [past for past in _rounds(original) if past.stage == "finetune"]

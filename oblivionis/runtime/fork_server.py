@@ -141,7 +141,7 @@ def serve(end: socket.socket, modules: Sequence[str]) -> None:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a child's garbage collector looks at none of this, so that the memory stays shared
+    gc.freeze()  # a child's garbage collector touches none of this, so that the memory stays shared
     control, children, ended = Channel(end), set[int](), os.pipe()
     for number in ended:
         os.set_blocking(number, False)

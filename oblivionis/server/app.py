@@ -138,9 +138,9 @@ def serve(
     run: RunDirectory,
     events: Events,
     stop: threading.Event,
-    elsewhere: RemoteEvaluator | None = None,
+    remote_evaluator: RemoteEvaluator | None = None,
 ) -> None:
-    """Run all stages over `grid`; `elsewhere` measures beside the server's process.
+    """Run all stages over `grid`; `remote_evaluator` measures in another process.
 
     Raises RunError for a run that broke off and is not as its ledger says (`oblivionis.runs.artifact_binding`).
     """
@@ -158,7 +158,7 @@ def serve(
         *(config, stoppable, run, events, stop, registered),
         simulated=simulated,
         roster=roster,
-        elsewhere=elsewhere,
+        remote_evaluator=remote_evaluator,
     )
     run_stages(server)
 

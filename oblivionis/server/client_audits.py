@@ -65,7 +65,8 @@ class ClientAudits:
     A client that cannot be asked, or whose answer is not entirely well, costs a warning and that moment's numbers; so
     does one whose signature (`oblivionis.erasure.node_key`) does not fit. What is known right before and after an
     exchange is of the one that served the request, and where that left records recited, of a later one that began with
-    a model that recites some (`look`): whether an exchange ended the recitation only one and the same can tell.
+    a model that recites some (`before_serving_again`): whether an exchange ended the recitation only one and the same
+    can tell.
     """
 
     def __init__(self, server: Server, stage: str, label: str) -> None:
@@ -82,13 +83,13 @@ class ClientAudits:
             self._keep(request, asked)
         return asked.numbers
 
-    def look(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
+    def before_serving_again(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
         """Before the exchange of a round serves `requests` again: ask the clients of those whose records were still
         recited right after the exchange that their audit is of, about the global model `vector`."""
         left = [r for r in requests if self._is_left(r, server_round)]
         self._begun = self._ask(left, server_round, "before", vector)
 
-    def looked(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
+    def after_serving_again(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
         """After that exchange, which made the model `vector`: the audit of a request is of this exchange now, where it
         began with a model that recites a record of it."""
         begun = [r for r in requests if self._begun.numbers.get(r.id, {}).get(REQUEST_RECITED, 0.0) > 0]
@@ -220,7 +221,7 @@ class ClientAudits:
         return {PUBLIC_KEY: str(key), SIGNATURE: str(signature)}
 
     def _facts(self, asked: _Asked) -> dict[str, Any]:
-        """What is signed beside the request and the numbers."""
+        """What is signed with the request and the numbers."""
         run = self._server.run.name
         return {"run": run, "stage": self._label, "round": asked.round, "model": asked.model}
 

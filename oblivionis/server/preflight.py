@@ -24,10 +24,10 @@ from oblivionis.runs.tracking import check_tracking
 def preflight(config: Config, console: Console) -> None:
     """Print hints and one line on memory.
 
-    Raises RunError for an `evaluation.ruler.layer` that the model lacks, for clients' own data without their folder and
-    for a loss of the user's own that cannot be used;
-    ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory may not
-    do; ModelError when a package or the model is missing; TemplateError for a template that does not fit the model.
+    Raises RunError for an `evaluation.ruler.layer` that the model does not have, for clients' own data without their
+    folder and for a loss of the user's own that cannot be used; ResourceError when a GPU that is asked for is missing,
+    and in a strict configuration when the memory may not do; ModelError when a package or the model is missing;
+    TemplateError for a template that does not fit the model.
     """
     machine = Machine.here()
     if config.data.on_clients and config.data.nodes is None:
@@ -46,10 +46,10 @@ def preflight(config: Config, console: Console) -> None:
         console.print(need, style="yellow", markup=False)
         return
     console.print(f"memory: {summary(need, machine)}", highlight=False, soft_wrap=True)
-    lacking = need.shortages(machine)
-    if not lacking:
+    short = need.shortages(machine)
+    if not short:
         return
-    text = "; ".join(f"{what}: up to {bytes_text(needed)} of {bytes_text(free)} free" for what, needed, free in lacking)
+    text = "; ".join(f"{what}: up to {bytes_text(needed)} of {bytes_text(free)} free" for what, needed, free in short)
     text = (
         f"the memory may not do ({text}). If a whole batch is made of the longest records, that is. {_advice(config)}"
     )
@@ -59,7 +59,7 @@ def preflight(config: Config, console: Console) -> None:
 
 
 def estimated(config: Config, machine: Machine) -> Estimate | str:
-    """How much memory a run takes, or in a line why that cannot be told.
+    """How much memory a run takes, or in a line why that cannot be estimated.
 
     Raises OblivionisError for what is wrong with the configuration or the model. A model whose pass cannot be tried
     without numbers may still run.
@@ -82,7 +82,7 @@ def lengths_of(config: Config) -> Lengths | None:
 
 
 def _check_layer(config: Config) -> None:
-    """RunError, before anything starts, when the model lacks the layer that RULER is to read."""
+    """RunError, before anything starts, when the model does not have the layer that RULER is to read."""
     if config.evaluation.ruler.layer is not None:
         from oblivionis.measures.ruler.paired_models import check_layer
 

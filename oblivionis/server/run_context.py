@@ -57,7 +57,7 @@ class Server:
 
     `registered`: files with the public keys of the nodes, by which clients are known; None: nodes have no keys.
     `simulated`: nobody is to be protected from who knows the seed, so that noise may come from it.
-    `roster`: which node holds which partition, where that is known without asking. `elsewhere`: who measures at the
+    `roster`: which node holds which partition, where that is known without asking. `remote_evaluator`: measures at the
     same time.
     """
 
@@ -72,7 +72,7 @@ class Server:
         *,
         simulated: bool = False,
         roster: Roster | None = None,
-        elsewhere: RemoteEvaluator | None = None,
+        remote_evaluator: RemoteEvaluator | None = None,
     ) -> None:
         self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
         if config.federation.server_threads:
@@ -103,8 +103,8 @@ class Server:
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.fitting = fitting(config.model, self.assembled.flat.manifest, self.most_rank)
-        self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, told=self.remote)
-        self.assessor = Assessor(self.assembled, corpus, config, self.start_vector, elsewhere=elsewhere)
+        self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, reported=self.remote)
+        self.assessor = Assessor(self.assembled, corpus, config, self.start_vector, remote_evaluator=remote_evaluator)
         self.oracles: list[Oracle] = []
         self.simulated = simulated
         self.account: Account | None = None
@@ -121,9 +121,9 @@ class Server:
         """The largest LoRA rank with which `client` trains, as it said; the run's where it said none."""
         most, answer = self.config.model.lora.rank, self.nodes.answers.get(client)
         for record in answer.metric_records.values() if answer is not None else ():
-            told = record.get(message_keys.LORA_RANK)
-            if isinstance(told, int) and told >= 1:
-                return min(told, most)
+            rank = record.get(message_keys.LORA_RANK)
+            if isinstance(rank, int) and rank >= 1:
+                return min(rank, most)
         return most
 
     def message_config(self, stage: str) -> ConfigRecord:

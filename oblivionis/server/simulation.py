@@ -81,9 +81,9 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServe
             grid = inside.enter_context(simulation_grid(clients, config.federation.clients, cores))
         except OSError as error:
             raise RunFailed(f"the client processes did not start: {error}") from error
-        elsewhere = inside.enter_context(second_evaluator(config, forks, events))
+        remote_evaluator = inside.enter_context(second_evaluator(config, forks, events))
         try:
-            serve(config, grid, run, events, stop, elsewhere)
+            serve(config, grid, run, events, stop, remote_evaluator)
         except (FederationError, AggregationError) as error:
             raise RunFailed(str(error)) from error
         except Exception as error:
@@ -119,7 +119,7 @@ def flower_log(run: RunDirectory) -> Iterator[None]:
     logger = logging.getLogger("flwr")
     handlers, propagate = list(logger.handlers), logger.propagate
     handler = logging.FileHandler(run.path / "flower.log", encoding="utf-8")
-    handler.handleError = lambda record: None  # a full disk is told of where something is lost
+    handler.handleError = lambda record: None  # a full disk is reported where something is lost
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers[:] = [handler]
     logger.propagate = False

@@ -110,7 +110,7 @@ class Stage:
             self.events.note(ruler_report.before_unlearning(self.before))
 
     def recorded(self, server_round: int, moment: str, evaluator: str) -> AbstractContextManager[None]:
-        """What `evaluator` measures inside may fail: that is told and kept, and the stage goes on."""
+        """What `evaluator` measures inside may fail: that is reported and kept, and the stage goes on."""
         return recorded(
             *(self.run, self.events, self.name, server_round, moment, evaluator),
             strict=self.config.strict,
@@ -141,8 +141,8 @@ class Stage:
         if self.updates is None:
             return
         self.updates.roll_back(done)
-        if self.name == "unlearn" and done == 0 and (lacking := self.updates.lacking()):
-            raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
+        if self.name == "unlearn" and done == 0 and (missing := self.updates.missing()):
+            raise RunError(f"{self.run.path} does not hold the clients' updates of {missing}: start a new run")
 
     def _serving(self) -> UnlearningProtocol:
         """How requests are served, and where the clients' updates are remembered.
@@ -326,7 +326,7 @@ class Stage:
         return self.requests.verify(server_round, found)
 
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
-        """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
+        """What the summary keeps of RULER besides the metrics: the values before unlearning, and the noise bands."""
         if self.before is None or measured.embedded is None:
             return {}
         facts: dict[str, Any] = {"before": self.before.facts()}
@@ -368,8 +368,8 @@ class _Recorder(Listener):
             first = {r.client for r in asking}
             if self._stage.audits is not None:
                 self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
-                looking = [r for r in self._stage.requests.to_look_at_again() if r.client in addressed]
-                self._stage.audits.look(looking, self._round, self._stage.vector)
+                again = [r for r in self._stage.requests.requests_to_serve_again() if r.client in addressed]
+                self._stage.audits.before_serving_again(again, self._round, self._stage.vector)
             others = sum(n not in first for n in nodes)
             covered = self._stage.config.unlearning.cover > 0
             self._stage.events.requests(as_text(asking, **{"covering" if covered else "again": others}))
@@ -420,14 +420,14 @@ class _Recorder(Listener):
                 account.served([r.id for r in served], server_round)
             if stage.verification is not None:
                 with stage.recorded(server_round, moment, "verification"):
-                    again = stage.requests.looked_at_again()
+                    again = stage.requests.requests_served_again()
                     stage.verification.exchanged(served, again, server_round, stage.vector, vector)
             if stage.rebound is not None:
                 with stage.recorded(server_round, moment, "rebound"):
                     stage.rebound.unlearned(served, server_round, stage.vector, vector)
             if stage.audits is not None:
                 stage.audits.ask(served, server_round, "after", vector)
-                stage.audits.looked(stage.requests.looked_at_again(), server_round, vector)
+                stage.audits.after_serving_again(stage.requests.requests_served_again(), server_round, vector)
             if evaluation.after_unlearn and (served or stage.requests.hidden):
                 stage.evaluate(server_round, moment, vector)
             return

@@ -117,8 +117,8 @@ def _tell_of_data(server: Server) -> None:
 
 def _check_ruler(server: Server) -> None:
     """Refuse, before anything runs, what RULER could not compare later; tell what will be left out."""
-    for lacking in () if server.remote else server.assessor.warnings():
-        server.events.warning(lacking)
+    for warning in () if server.remote else server.assessor.warnings():
+        server.events.warning(warning)
     if "unlearn" in server.config.stages and server.run.stage_summary("unlearn") is None:
         paired_models.check_pair(server.run, server.config, server.fingerprint)
         server.oracles = find_oracles(server.run, server.config, server.fingerprint)

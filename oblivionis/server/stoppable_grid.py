@@ -1,4 +1,4 @@
-"""A Flower grid that can be told to stop while it waits, and that reports answers as they arrive."""
+"""A Flower grid that can be stopped while it waits, and that reports answers as they arrive."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ def longest_step(beta_1: float = BETAS[0]) -> float:
     return (1 - beta_1) / math.sqrt((1 - beta_2) * (1 - beta_1**2 / beta_2))
 
 
-def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, told: bool) -> Bounds:
-    """The bounds for vectors of `size` numbers. `count`: a client's records, None where unknown; `told`: it tells them
-    itself, so that the share of an average is limited, too.
+def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, reported: bool) -> Bounds:
+    """The bounds for vectors of `size` numbers. `count`: a client's records, None where unknown; `reported`: it reports
+    them itself, so that the share of an average is limited, too.
     """
     federation = config.federation
     share = federation.max_weight_share
@@ -39,7 +39,7 @@ def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, 
     return Bounds(
         records=count,
         longest=longest,
-        max_weight_share=(0.5 if told else 1.0) if share is None else share,
+        max_weight_share=(0.5 if reported else 1.0) if share is None else share,
         max_update_norm=None if config.privacy.level == "client" else federation.max_update_norm,
         free_share=1 / longest_step(),
     )
@@ -49,7 +49,7 @@ def longest_update(config: Config, kind: str, records: int, size: int, length: f
     """No client with so many records can change a vector of `size` numbers and norm `length` by more, as an L2 norm.
 
     Each of its updates moves every number by at most `longest_step` learning rates, and weight decay by the learning
-    rate times the decay of what the number is: next to nothing beside a step, as long as numbers are small.
+    rate times the decay of what the number is: next to nothing compared with a step, as long as numbers are small.
 
     With error feedback what is sent of a training holds parts of earlier ones, see `Compression.longest`.
     """

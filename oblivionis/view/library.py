@@ -17,7 +17,7 @@ from oblivionis.runs.run_status import DAMAGED, Glance, glance, watched
 DEPTH = 6
 """How far below the folder a run or a suite may lie."""
 FOLDERS = 20_000
-"""So many folders are looked into, and no more."""
+"""So many folders are searched, and no more."""
 RESULTS, SUITE = "results.parquet", "suite.yaml"
 FRESH_SECONDS = 1.0
 """For so long what was found is taken to be there still."""
@@ -46,24 +46,24 @@ class Library:
         if needed and not root.is_dir():
             raise RunError(f"{root}: no such folder; expected a folder of runs, or a run")
         self.root = root.resolve()
-        self._found, self._looked = Found(), 0.0
+        self._found, self._searched = Found(), 0.0
         self._glances: dict[Path, tuple[tuple, Glance]] = {}
         self._lock, self._glancing = threading.Lock(), threading.Lock()
 
     def found(self) -> Found:
         """The runs and suites that are there now."""
         with self._lock:
-            if time.monotonic() - self._looked > FRESH_SECONDS or not self._looked:
-                self._found, self._looked = _search(self.root), time.monotonic()
+            if time.monotonic() - self._searched > FRESH_SECONDS or not self._searched:
+                self._found, self._searched = _search(self.root), time.monotonic()
             return self._found
 
     def run(self, name: str) -> RunDirectory:
-        """A run, to be looked at. NotThere without one; RunError where a link in it leads out of the folder."""
+        """A run, to be read. NotThere without one; RunError where a link in it leads out of the folder."""
         path = self.found().runs.get(name)
         if path is None or not (path / "config.yaml").is_file():
             raise NotThere(f"there is no run {name!r} in {self.root}")
         self.check(path)
-        return RunDirectory(path, looking=True)
+        return RunDirectory(path, read_only=True)
 
     def suite(self, name: str) -> Path:
         """The folder of a suite; as `run`."""
@@ -125,10 +125,10 @@ def _search(root: Path) -> Found:
     suites: dict[str, Path] = {}
     if _is_suite(root):
         suites[root.name] = root
-    waiting, looked = [(root, 0)], 0
-    while waiting and looked < FOLDERS:
+    waiting, searched = [(root, 0)], 0
+    while waiting and searched < FOLDERS:
         folder, depth = waiting.pop()
-        looked += 1
+        searched += 1
         for path in _folders(folder):
             name = path.relative_to(root).as_posix()
             if (path / "config.yaml").is_file():

@@ -111,7 +111,7 @@ def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
             if (path / "requests.jsonl").exists():
                 library.check(path)
                 rows = _of_run(asked, path)
-                seen = library.state(RunDirectory(path, looking=True))
+                seen = library.state(RunDirectory(path, read_only=True))
                 nothing = (seen.nothing or (seen.note if seen.state == DAMAGED else "")) if rows else ""
                 found += [
                     _Row(name, r, NOTHING if nothing else r.outcome, "" if nothing else result) for r, result in rows
@@ -123,7 +123,7 @@ def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
 
 
 def _of_run(asked: Asked, path: Path) -> list[tuple[Request, str]]:
-    run = RunDirectory(path, looking=True)
+    run = RunDirectory(path, read_only=True)
     places = (run.ledger_path, *path.glob("certificates/*/certificate.json"))
     now = tuple((p, p.stat().st_mtime_ns) for p in places)
 

@@ -233,7 +233,7 @@ class ByUnlearning(UnlearningProtocol):
     ----------
     mean : Mean, optional
         Takes the weighted mean of the models in place of that formula. With `summed` the global model itself is one
-        more model, of weight 1 − K beside K unlearned ones. None: number by number.
+        more model, of weight 1 − K, in addition to K unlearned ones. None: number by number.
     history : History, optional
         As `UnlearningProtocol`.
     summed : bool

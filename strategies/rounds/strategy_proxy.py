@@ -14,9 +14,9 @@ from strategies.stateful import Stateful
 
 
 class ForeignStrategy(ServerRule):
-    """Adapter to a Flower strategy that is no `ServerRule`, with that class's default for each attribute it lacks.
+    """Adapter to a Flower strategy that is no `ServerRule`, with that class's default for each missing attribute.
 
-    This is the only place that looks at such attributes. They are read once, when it is made.
+    This is the only place that reads such attributes. They are read once, when it is made.
 
     Parameters
     ----------

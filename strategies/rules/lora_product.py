@@ -1,6 +1,6 @@
 """Mean of LoRA updates as matrices: the mean of the products B·A, not the product of the means.
 
-With ΔW_k = B_k A_k the update of client k, mean(B)·mean(A) is not Σ α_k ΔW_k: it lacks the covariance of the factors,
+With ΔW_k = B_k A_k the update of client k, mean(B)·mean(A) is not Σ α_k ΔW_k: the covariance of the factors is missing,
 Σ α_k (B_k − mean(B))(A_k − mean(A)). Here Σ α_k ΔW_k is truncated to rank r by a singular value decomposition, which
 gives the nearest matrix of that rank (Eckart and Young 1936).
 """

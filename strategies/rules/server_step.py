@@ -185,11 +185,11 @@ class ServerStep(FlowerFedAvg, ServerRule):
         if len(updates) < self.least:
             log(WARNING, "%s needs %d updates, got %d: the model stays as it is", name, self.least, len(updates))
             return sent
-        lacking = [u.partition for u in updates if u.steps is None or not u.steps > 0] if self.needs_steps else []
-        if lacking:
+        without = [u.partition for u in updates if u.steps is None or not u.steps > 0] if self.needs_steps else []
+        if without:
             raise AggregationError(
                 f"{name} needs the number of local steps (metric {message_keys.TRAIN_STEPS!r}, above 0) of every "
-                f"client; it is missing from {len(lacking)} of {len(updates)} (clients {lacking})"
+                f"client; it is missing from {len(without)} of {len(updates)} (clients {without})"
             )
         for key, array in sent.items():
             shape = tuple(array.shape)

@@ -47,8 +47,8 @@ class Participant:
 
     A new session discards the one before. Each stage raises SecureError for what an honest server does not ask: a stage
     out of turn or twice, keys or shares of strangers, fewer neighbours than the threshold, the secrets of a client both
-    as a survivor and as one that dropped out, other survivors than its neighbours were told. The arguments `asked` are
-    the ConfigRecord of the server's message, and results the one of the reply, by the keys of `stage_keys`.
+    as a survivor and as one that dropped out, other survivors than were named to its neighbours. The arguments `asked`
+    are the ConfigRecord of the server's message, and results the one of the reply, by the keys of `stage_keys`.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, NOT_TESTABLE, looked_again, replay_exchange
+from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, NOT_TESTABLE, replay_exchange, requests_served_again
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
@@ -87,7 +87,7 @@ def test_what_is_looked_at_again_is_replayed_by_its_round(finished):
     alone = set(once) - served
     assert alone and once.keys() & served
     for server_round in [*sorted(alone), max(once.keys() & served)]:
-        found = replay_exchange(run.path, once[server_round], looked_at=server_round)
+        found = replay_exchange(run.path, once[server_round], server_round=server_round)
         assert {f.outcome for f in found} == {EQUAL} and found[-1].what == "model after the exchange"
     done = call("audit", "exchange", run.path, once[max(alone)], "--round", max(alone))
     assert done.code == 0 and "model after the exchange: equal" in done.out
@@ -100,8 +100,8 @@ def test_a_round_that_was_held_anew_counts_once(finished, tmp_path):
     copy = RunDirectory.open(shutil.copytree(finished[0].path, tmp_path / "copy"))
     line = next(line for line in lines(copy) if line["event"] == "served_again")
     Ledger(copy.ledger_path).note("served_again", **{k: line[k] for k in ("round", "requests", "before", "after")})
-    assert [r.id for r in looked_again(copy, line["round"])] == line["requests"]
-    assert {f.outcome for f in replay_exchange(copy.path, line["requests"][0], looked_at=line["round"])} == {EQUAL}
+    assert [r.id for r in requests_served_again(copy, line["round"])] == line["requests"]
+    assert {f.outcome for f in replay_exchange(copy.path, line["requests"][0], server_round=line["round"])} == {EQUAL}
 
 
 @pytest.mark.parametrize("honest_at_first", [False, True], ids=["at once", "when it looks again"])
@@ -126,7 +126,7 @@ def test_who_sends_back_the_model_as_received_is_found(tmp_path, monkeypatch, ho
     (request,) = (r for r in Ledger(run.ledger_path) if r.client == calls[0])
     first = replay_exchange(run.path, request.id)
     assert {f.outcome for f in first if f.what == "model after the exchange"} == {EQUAL if honest_at_first else DIFFERS}
-    again = replay_exchange(run.path, request.id, looked_at=min(n for i, n in looks(run) if i == request.id))
+    again = replay_exchange(run.path, request.id, server_round=min(n for i, n in looks(run) if i == request.id))
     assert {f.outcome for f in again if f.what == "model after the exchange"} == {DIFFERS}
     accused = [f.what for f in again if f.outcome == DIFFERS and f.what.startswith("answer")]
     assert accused == [f"answer of client {calls[0]}, by its own ledger"], "and it alone"
@@ -270,7 +270,7 @@ def test_a_request_that_a_later_exchange_finished_is_judged_by_that(tmp_path, mo
     found = part["evidence"]["models"]
     assert [found["before"], found["after"]] == models, "the models that the numbers beside them are of"
     moments = {f"numbers of the client's audit, {moment}" for moment in ("before", "after", "final")}
-    found = {n: [f for f in replay_exchange(run.path, "mine", looked_at=n) if f.what in moments] for n in (None, 2)}
+    found = {n: [f for f in replay_exchange(run.path, "mine", server_round=n) if f.what in moments] for n in (None, 2)}
     assert {f.what for f in found[2]} == {f.what for f in found[None]} == moments
     elsewhere = [(f.what.rpartition(" ")[2], f.why) for f in found[None] if f.outcome == NOT_TESTABLE]
     why = "they are of the exchange of round 2: --round 2"
@@ -313,10 +313,10 @@ def test_an_audit_of_an_exchange_that_was_undone_verifies_nothing(tmp_path, monk
     def dies(self, requests, server_round, vector):
         looked(self, requests, server_round, vector)
         if server_round == 2:
-            monkeypatch.setattr(ClientAudits, "looked", looked)
+            monkeypatch.setattr(ClientAudits, "after_serving_again", looked)
             raise RunInterrupted("killed")
 
-    monkeypatch.setattr(ClientAudits, "looked", dies)
+    monkeypatch.setattr(ClientAudits, "after_serving_again", dies)
     with pytest.raises(RunInterrupted):
         execute(config, run)
     assert read_audit(run.path, "mine")["after"]["request_recited"] == 0
@@ -341,7 +341,7 @@ def test_numbers_that_are_said_to_be_of_no_exchange_differ(tmp_path, monkeypatch
     run = RunDirectory.open(run.path)
     audit = read_audit(run.path, "mine") | {"round": 99}
     run.keep({audit_path(run.path, "mine").relative_to(run.path).as_posix(): json.dumps(audit)})
-    found = {f.what: f for f in replay_exchange(run.path, "mine", looked_at=2)}
+    found = {f.what: f for f in replay_exchange(run.path, "mine", server_round=2)}
     for moment in ("before", "after"):
         told = found[f"numbers of the client's audit, {moment}"]
         assert (told.outcome, told.why) == (DIFFERS, "they are said to be of round 99, in which it was not served")

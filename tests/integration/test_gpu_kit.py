@@ -68,7 +68,7 @@ def test_the_tables_have_every_row(folder: Path, found: dict) -> None:
 def test_another_devices_values_stand_beside(folder: Path, tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.json", time.time() + 60, on_gpu=False)
     rows.measure("finetune", lambda: {"seconds": 1.0})
-    rows.measure("beside", lambda: smollm2.beside(folder / "gpu.json", rows))
+    rows.measure("beside", lambda: smollm2.add_reference(folder / "gpu.json", rows))
     (name,) = [name for name in rows.rows if name.startswith("finetune, on ")]
     assert rows.rows[name]["forget_rouge"] >= 0 and FAILED not in rows.rows["beside"]
 
@@ -150,7 +150,7 @@ def test_no_load_is_larger_than_it_may_be(tmp_path: Path) -> None:
 def test_what_another_machine_lacks() -> None:
     have = pack.frozen("torch==2.7.0\nnumpy==1.0 # too old\ntransformers\n-e .\n")
     assert have == {"torch": "2.7.0", "numpy": "1.0", "transformers": None}
-    lacking = pack.lacking(have, "3.12")
+    lacking = pack.missing(have, "3.12")
     names = {line.partition("==")[0] for line in lacking}
     assert {"numpy", "flwr", "ray", "bitsandbytes", "grpcio"} < names and not {"torch", "transformers"} & names
     assert all("==" in line for line in lacking if line.startswith(("flwr", "numpy", "ray")))

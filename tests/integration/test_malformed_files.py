@@ -290,7 +290,7 @@ def in_time():
 
 def said(kind):
     shutil.rmtree(kind.file.parent / "out", ignore_errors=True)
-    files.told_once.clear()
+    files.warned.clear()
     done = call(*kind.command)
     told = ("run directory:", "SHA-256", "no stage is finished yet")  # the run's name is the time
     lines = [line for line in done.out.split("\n") if not any(words in line for words in told)]

@@ -50,7 +50,7 @@ def assessor(elsewhere):
     """One with the process `elsewhere`, and the model that it begins with."""
     assembled = assemble(CONFIG.model, seeds.derive(CONFIG.seed, "adapter"))
     start = assembled.flat.numpy()
-    return Assessor(assembled, corpus_of(CONFIG), CONFIG, start, elsewhere=elsewhere), start
+    return Assessor(assembled, corpus_of(CONFIG), CONFIG, start, remote_evaluator=elsewhere), start
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Unpacking:
         self._digest, self._open = hashlib.sha256(), ""
 
     def take(self, piece: Piece) -> None:
-        """The next piece. Raises RunError for one that is damaged, or that belongs elsewhere."""
+        """The next piece. Raises RunError for one that is damaged, or that belongs to another file."""
         place = PurePosixPath(piece.name)
         if place.is_absolute() or ".." in place.parts:
             raise RunError(f"{piece.name} does not belong into {self._target}")

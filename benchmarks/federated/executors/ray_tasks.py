@@ -1,8 +1,8 @@
 """Runs as tasks of a Ray cluster, whose scheduler chooses the machine by CPU cores, GPUs and memory.
 
-A machine that sees the store works in it, so that a run goes on elsewhere where a lost machine left it. To one that
-does not, the prepared run travels through Ray's object store, and its files come back with their hashes when it has
-ended.
+A machine that sees the store works in it, so that a run goes on, on another machine, where a lost one left it. To one
+that does not, the prepared run travels through Ray's object store, and its files come back with their hashes when it
+has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AHEAD = 64
 
 
 class RayExecutor:
-    """An `Executor` on a running cluster. nodes: all that may be submitted; tell: is told what happens to machines."""
+    """An `Executor` on a running cluster. nodes: all that may be submitted; tell: gets news of machines."""
 
     def __init__(self, away: RayCluster, store: Path, nodes: Sequence[Node], tell: Callable[[str], None]) -> None:
         self._away, self._store, self.nodes, self._tell = away, store.resolve(), nodes, tell
@@ -78,7 +78,7 @@ class RayExecutor:
             faults += ray_cluster.other_versions(name, here, there)
             faults += [] if sees else self._only_shared(name)
         if not faults:
-            faults = self._lacking()
+            faults = self._missing_files()
         if faults:
             raise RunError(f"{OPTION}: " + "; ".join(faults))
 
@@ -92,8 +92,8 @@ class RayExecutor:
             "set --store to a folder that all machines share"
         ]
 
-    def _lacking(self) -> list[str]:
-        """What machines lack of the data and models that the runs read."""
+    def _missing_files(self) -> list[str]:
+        """What is missing on machines of the data and models that the runs read."""
         place, texts = Path.cwd(), sorted({configuration.to_yaml(node.config) for node in self.nodes})
         here, faults = ray_worker.inputs(place, texts), []
         for name, there in ray_cluster.on_each(ray_worker.inputs, place, texts, answer_s=_READING_S):

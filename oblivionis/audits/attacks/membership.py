@@ -33,6 +33,6 @@ def make(battery: Battery) -> list[Attack]:
             for i, score in scores.items()
         ]
 
-    lacking = "" if groups.others else "these data have no holdout records, which no model was trained on"
+    unavailable = "" if groups.others else "these data have no holdout records, which no model was trained on"
     facts = {group: [c.id for c in getattr(groups, group)] for group in ("members", "others")}
-    return [Attack("membership", "membership", facts, run, lacking, by_group=True)]
+    return [Attack("membership", "membership", facts, run, unavailable, by_group=True)]

@@ -23,9 +23,9 @@ def _given(battery: Battery, count: int) -> Attack:
         label = f"{count} tokens of the answer given"
         return battery.ask(battery.load(vector), asked if count else battery.questions, label)
 
-    lacking = "" if asked else f"no answer has more than {count} tokens"
+    unavailable = "" if asked else f"no answer has more than {count} tokens"
     facts = {"tokens": count, "max_new_tokens": battery.max_new_tokens}
-    return Attack("prefix", f"prefix-{count}", facts, run, lacking)
+    return Attack("prefix", f"prefix-{count}", facts, run, unavailable)
 
 
 def _rest(battery: Battery, question: Question, count: int) -> Question:

@@ -71,7 +71,7 @@ def _settings(battery: Battery) -> TrainSettings:
 
 
 def _relearning(
-    battery: Battery, name: str, trained: Sequence[Record], asked: Sequence[Question], lacking: str
+    battery: Battery, name: str, trained: Sequence[Record], asked: Sequence[Question], otherwise: str
 ) -> Attack:
     whole = "" if name == RETAIN else f" of {len(battery.questions)}"
     label = f"{len(trained)}{whole} records"
@@ -85,4 +85,4 @@ def _relearning(
     steps = battery.config.attack.relearn.steps
     facts = {"train": dataclasses.asdict(_settings(battery)), "steps": steps, "records": [r.id for r in trained]}
     facts |= {"seed": battery.config.seed, "max_new_tokens": battery.max_new_tokens}
-    return Attack("relearn", f"relearn-{name}", facts, run, "" if trained and asked else lacking)
+    return Attack("relearn", f"relearn-{name}", facts, run, "" if trained and asked else otherwise)

@@ -2,8 +2,8 @@
 
 The tables are those of `oblivionis.data.datasets.muse`; texts to forget, to retain and held out come from the same
 generator.
-Beside the articles stand readers' quizzes, texts with two questions of KnowMem each and their answers: a model of a
-million parameters answers only what it has read as question and answer.
+In addition to the articles there are readers' quizzes, texts with two questions of KnowMem each and their answers: a
+model of a million parameters answers only what it has read as question and answer.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Survey`, the first pass, counts which property how many people use and draws samples: for every property pairs of a
 person and a value, and people with what is true of them. Values are kept with the ids of the items and units in them.
-`Labels`, the second, looks up those ids alone, almost all lines by their first bytes. `dump_tables` puts both together.
+`Labels`, the second, reads those ids alone, almost all lines by their first bytes. `dump_tables` puts both together.
 
 Why a second pass, and not labels kept from the first: which ids the samples end with is known on the last line only, so
 the labels of all items would have to be kept (more than a hundred million, some GB on disk) and read out of entities
@@ -242,7 +242,7 @@ class Labels:
 
     @property
     def complete(self) -> bool:
-        """Whether no id is left to be looked for."""
+        """Whether every id was found."""
         return not self._pending
 
     def read(self, batch: Batch) -> None:

@@ -80,7 +80,7 @@ class Dump:
 
     @classmethod
     def open(cls, path: Path) -> Dump:
-        """Look at the beginning of `path`. Raises DumpError where it cannot be read or has another format."""
+        """Read the beginning of `path`. Raises DumpError where it cannot be read or has another format."""
         try:
             with open(path, "rb") as file:
                 start = file.read(max(map(len, _MAGIC)))

@@ -1,4 +1,4 @@
-"""Membership inference: can records that were to be forgotten be told from records that nobody trained on?"""
+"""Membership inference: can records that were to be forgotten be distinguished from records that nobody trained on?"""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _of_attack(name: str, label: str, score: str) -> list[Metric]:
 
 
 class Membership(Measure):
-    """AUCs of membership inference, beside the retrained model's."""
+    """AUCs of membership inference, compared with the retrained model's."""
 
     order = 50
     needs = ("prepared",)

@@ -1,4 +1,4 @@
-"""What membership inference says of the unlearned model beside the retrained one, in words."""
+"""What membership inference says of the unlearned model compared with the retrained one, in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def p_values(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def sentences(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The unlearned model's AUC beside the retrained one's, by the attack that tells the two models apart best.
+    """The unlearned model's AUC compared with the retrained one's, by the attack that tells the two models apart best.
 
     Bonferroni's level: `LEVEL` divided by the number of attacks. Where both models were attacked and no difference was
     tested, a line says that the records are too few.

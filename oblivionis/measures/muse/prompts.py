@@ -17,7 +17,7 @@ from oblivionis.measures.questions import context_length
 from oblivionis.models.assembly import Assembled
 
 LEAST_BEGINNING = 16
-"""Fewest tokens of a beginning that must fit into the model's context beside its continuation."""
+"""Fewest tokens of a beginning that must fit into the model's context together with its continuation."""
 BEGINNING = 200
 """Most tokens of a piece of text that are given when the rest is to be recited (VerbMem's prompt length)."""
 LEFT_OUT = (
@@ -38,7 +38,7 @@ class Prompts:
     def of(cls, corpus: Corpus, assembled: Assembled, config: Config) -> Prompts | None:
         """None for a corpus without MUSE's texts and questions, or where MUSE is switched off.
 
-        A beginning that does not fit into the model's context beside its continuation loses its own beginning. Raises
+        A beginning that does not fit into the model's context with its continuation loses its own beginning. Raises
         RunError where hardly anything or a question with its examples does not fit.
         """
         if not config.evaluation.muse.enabled or not set(TEXT_SETS) & corpus.evaluation.keys() - {"holdout"}:

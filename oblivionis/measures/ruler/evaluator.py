@@ -113,7 +113,7 @@ class Ruler(Measure):
     )
 
     def prepare(self, context: Context) -> None:
-        """Refuse a layer that the model lacks. Raises RunError."""
+        """Refuse a layer that the model does not have. Raises RunError."""
         from oblivionis.measures.ruler.paired_models import check_layer
 
         check_layer(context.assembled.model, context.config)
@@ -136,10 +136,10 @@ class Ruler(Measure):
         """Which profiles leave RULER out for want of records; nothing where it is switched off."""
         if not context.config.evaluation.ruler.enabled or context.corpus.is_text:
             return []
-        lacking = []
+        warnings = []
         for name, full in (("light", False), ("full", True)):
             forget, retain = _records(replace(context, full=full))
             if not _reading(context, forget, retain):
                 asks = f"evaluation.{name} asks {len(forget)} forget and {len(retain)} retain questions"
-                lacking.append(f"RULER is left out where {asks}: it takes 1 and 2 at least")
-        return lacking
+                warnings.append(f"RULER is left out where {asks}: it takes 1 and 2 at least")
+        return warnings

@@ -43,7 +43,7 @@ def keep_states(run: RunDirectory, stage: str, embedded: Embedded | None, config
 
 
 def check_layer(model: nn.Module, config: Config) -> None:
-    """RunError when the model lacks the decoder layer that `evaluation.ruler.layer` names."""
+    """RunError when the model does not have the decoder layer that `evaluation.ruler.layer` names."""
     settings = config.evaluation.ruler
     if settings.enabled and settings.layer is not None:
         from evaluation.engine.models import layer_index
@@ -57,7 +57,7 @@ def check_layer(model: nn.Module, config: Config) -> None:
 def check_pair(run: RunDirectory, config: Config, fingerprint: str) -> None:
     """RunError when the finetuned model and the oracle are not of one seed and one base model, or files disagree.
 
-    Looks at the stages that are finished, and at those that will run with `config`.
+    Reads the stages that are finished, and those that will run with `config`.
     """
     if not config.evaluation.ruler.enabled:
         return

@@ -41,7 +41,7 @@ AFTER = {
 
 @dataclass(frozen=True)
 class Banded:
-    """A metric of the unlearned model beside the band of retrained models (for S_gap: of pairs of them)."""
+    """A metric of the unlearned model compared with the band of retrained models (for S_gap: of pairs of them)."""
 
     value: float
     band: NoiseBand

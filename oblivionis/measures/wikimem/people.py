@@ -35,7 +35,7 @@ class People:
     def of(cls, corpus: Corpus, settings: Wikimem, text_of: Callable[[Record], str]) -> People | None:
         """Those of `settings.subjects`, or else those that the corpus states; None where there are none.
 
-        Somebody is to be forgotten when a forget record is about them; `PersonRecords` tells who a numbered
+        A person is to be forgotten when a forget record is about them; `PersonRecords` tells who a numbered
         author (TOFU) is. Facts under properties without counterfactuals are left out, with `phrasings` `records` also
         those that no record states word for word. text_of: a record as the model is trained on it. Raises DataError for
         a faulty file, RunError for one without usable facts.

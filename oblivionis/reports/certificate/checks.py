@@ -176,8 +176,8 @@ def check_leakage(figures: Figures | None, limit: float) -> Check:
     if figures.get("audits", 0) > 1:
         figure["audits made"] = figures["audits"]
     if figures.get("records") is not None and figures["questions"] < figures["records"]:
-        lacking = f"answers to only {figures['questions']} of the {counted(figures['records'], 'record')} were sampled"
-        return Check("leakage", FAIL if figures["lower"] > limit else INCONCLUSIVE, figure, lacking)
+        reason = f"answers to only {figures['questions']} of the {counted(figures['records'], 'record')} were sampled"
+        return Check("leakage", FAIL if figures["lower"] > limit else INCONCLUSIVE, figure, reason)
     start = "sampled answers leak with a probability of at"
     if figures["upper"] <= limit:
         return Check("leakage", PASS, figure, f"{start} most {figures['upper']:.3g}")

@@ -29,7 +29,7 @@ from oblivionis.runs import artifact_binding
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failed_evaluators import failures
-from oblivionis.runs.ledger_run_events import run_name as told_name
+from oblivionis.runs.ledger_run_events import run_name as name_by_ledger
 from oblivionis.runs.ledger_run_events import served_again
 
 STAGE = "unlearn"
@@ -43,7 +43,7 @@ CLIENT, RUN = "the client itself, on its own records", "the server of the run"
 def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any]:
     """Everything that a certificate states of `request`, as JSON values.
 
-    `source` says who measured `before`, `after` and `final`, `signed_by` whose key signed what a client told.
+    `source` says who measured `before`, `after` and `final`, `signed_by` whose key signed what a client reported.
     `leakage`, `rank`, `oracle` and `attacks` are None where nothing was measured; each says in `of` what it is about,
     and in `own` whether that are the request's own records. `privacy` is there only with differential privacy.
     """
@@ -91,7 +91,7 @@ def _failed(run: RunDirectory, audit: Mapping[str, Any] | None) -> dict[str, lis
 
 
 def _signers(run: RunDirectory, request_id: str) -> list[str]:
-    """The public keys, in hexadecimal digits, whose signatures fit what the client told of the request."""
+    """The public keys, in hexadecimal digits, whose signatures fit what the client reported of the request."""
     return sorted(set(signers(read_audit(run.path, request_id) or {}).values()))
 
 
@@ -347,7 +347,7 @@ def _client_rank(audit: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _oracle(figures: Mapping[str, Any], seen: Sequence[str]) -> dict[str, Any] | None:
-    """Beside the retrained model, which was itself trained on the records `seen`: these are not compared with it."""
+    """Compared with the retrained model, without the records `seen`, on which it was itself trained."""
     known = {**figures.get("oracle", {}), **({"seen": len(seen)} if seen else {})}
     return {"of": "the request's records", "own": True, **known} if known else None
 
@@ -426,7 +426,7 @@ def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> d
 
 def run_name(run: RunDirectory) -> str:
     """The name of a run by its ledger; that of its folder where an earlier version made it."""
-    return told_name(_lines(run)) or run.name
+    return name_by_ledger(_lines(run)) or run.name
 
 
 def program_of(run: RunDirectory) -> str | None:

@@ -2,7 +2,7 @@
 
 What is signed is the certificate's JSON without `signature`, with sorted keys and no white space, in UTF-8. The public
 key is part of it: a certificate can be checked offline, and says whose key it was; that the key is the right one's, the
-reader must know from elsewhere.
+reader must know from another source.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from oblivionis.version import __version__
 FORMAT, VERSION = "oblivionis erasure certificate", 2
 SIGNATURE, PUBLIC_KEY = "signature", "public_key"
 ENVIRONMENT_FILE = "environment.json"
-"""In the run: the versions of the packages that made it. Of a run whose ledger does not bind it nothing of it is told.
+"""In the run: the versions of the packages that made it. Left out where the ledger of the run does not bind it.
 """
 
 UNSIGNED = "is not signed: anybody may have written it"
@@ -230,10 +230,10 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
         said = of_all([result for _, result in parts])
     except (KeyError, TypeError, AttributeError):
         raise CertificateError(f"{path}: its checks cannot be read") from None
-    for told, follows in ((certificate.get("result"), said), *parts):
-        if told != follows:
-            raise CertificateError(f"{path} says {told}, but its checks say {follows}")
-    _check_beside(path if path.is_dir() else path.parent, certificate)
+    for stated, follows in ((certificate.get("result"), said), *parts):
+        if stated != follows:
+            raise CertificateError(f"{path} says {stated}, but its checks say {follows}")
+    _check_neighbours(path if path.is_dir() else path.parent, certificate)
     return certificate, fingerprint(raw)
 
 
@@ -271,7 +271,7 @@ def _signer(path: Path, certificate: Certificate, public_key: Path | None) -> by
     return raw
 
 
-def _check_beside(folder: Path, certificate: Certificate) -> None:
+def _check_neighbours(folder: Path, certificate: Certificate) -> None:
     """The files that lie beside a certificate must not contradict it. Raises CertificateError."""
     page, superseded = folder / PAGE_FILE, folder / SUPERSEDED_FILE
     if page.exists() and certificate.get("issued_by") == f"oblivionis {__version__}":

@@ -31,7 +31,7 @@ MEASURES = {"rouge": "ROUGE-L recall", "prob": "Prob"}
 @dataclass(frozen=True)
 class Curves:
     """How a stage went: its rows of metrics in their order, the rounds that began with FedTU, and the final metrics of
-    the retrained model to draw beside them."""
+    the retrained model to draw with them."""
 
     stage: str
     points: Sequence[Mapping[str, Any]]
@@ -59,7 +59,7 @@ def curves_of(run: RunDirectory, oracle: Mapping[str, float]) -> list[Curves]:
 def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[h.Node]:
     """For each stage forget and retain ROUGE and probability over its rounds, side by side or one below the other.
 
-    `oracle`: final metrics of the retrained model, drawn as lines beside the unlearned one.
+    `oracle`: final metrics of the retrained model, drawn as lines with the unlearned one.
     """
     found: list[h.Node] = []
     for of in curves_of(run, oracle):

@@ -55,8 +55,8 @@ def section(run: RunDirectory) -> list[h.Node]:
     for one in known.values():
         person = one.latest[1]
         link = h.a(href=f"{FOLDER}/{person_slug(one.name)}.html")[one.name]
-        mine = requests_about(person, requests)
-        states = ", ".join(dict.fromkeys(request.outcome for request in mine)) or "–"
+        about = requests_about(person, requests)
+        states = ", ".join(dict.fromkeys(request.outcome for request in about)) or "–"
         shares = [share([one.outcomes.get(s, {}).get(f.inputs) for f in person.facts]) for s in stages]
         rows.append([link, person.cohort or "", str(len(person.facts)), *shares, states])
     heads = ["person", "cohort", "facts", *(MODELS[stage] for stage in stages), "requests"]
@@ -188,13 +188,13 @@ def _meter(outcome: Outcome | None) -> h.Node:
 def _requests(requests: Sequence[Request], person: Person) -> h.Element:
     if not requests:
         return h.p["None names this person."]
-    mine = set(person.record_ids)
+    records = set(person.record_ids)
     rows = [
         [
             r.id,
             str(r.client),
             report.request_kind(r),
-            f"{len(mine & set(r.record_ids))} of {len(r.record_ids)}",
+            f"{len(records & set(r.record_ids))} of {len(r.record_ids)}",
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
             r.outcome,

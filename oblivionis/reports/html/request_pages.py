@@ -184,7 +184,7 @@ def life(request: Request, known: Known, certificate: Certificate | None) -> h.E
         kind = {"PASS": "done", "FAIL": "bad"}.get(certificate.result, "open")
         words = f"{certificate.issued}{', superseded' if certificate.superseded else ''}: "
         steps.append((kind, "Certified", [words, certificate.link]))
-    return h.ol(".life")[[h.li(class_=kind)[h.b[name], " ", h.span[told]] for kind, name, told in steps]]
+    return h.ol(".life")[[h.li(class_=kind)[h.b[name], " ", h.span[text]] for kind, name, text in steps]]
 
 
 def _in_short(request: Request) -> str:
@@ -256,15 +256,15 @@ def unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
     served = next((e for e in reversed(events) if e["event"] == "served"), None)
     if served is None:
         return None
-    told = reported_numbers(served)
-    before, after = told.get("forget-nll-before"), told.get("forget-nll-after")
+    reported = reported_numbers(served)
+    before, after = reported.get("forget-nll-before"), reported.get("forget-nll-after")
     known = before is not None and after is not None
     loss = f"{number(before)} → {number(after)} nats per token" if known else ""
     return facts_list(
         [
             (explained("Forget loss", "Loss on its records"), loss),
-            ("Updates", f"{told['unlearn-steps']:g}" if "unlearn-steps" in told else ""),
-            ("Client's seconds", f"{told['unlearn-seconds']:.1f}" if "unlearn-seconds" in told else ""),
+            ("Updates", f"{reported['unlearn-steps']:g}" if "unlearn-steps" in reported else ""),
+            ("Client's seconds", f"{reported['unlearn-seconds']:.1f}" if "unlearn-seconds" in reported else ""),
         ]
     )
 
@@ -294,8 +294,8 @@ def _records(request: Request, known: Known) -> h.Node:
 
 def _of_oracle(seen: Sequence[str]) -> h.Element:
     """Whether the retrained model is one that never saw the records."""
-    told = f"it was trained on {', '.join(seen)}, in these words or nearly" if seen else "it never saw them"
-    return h.p[explained("Retrained model"), f": {told}."]
+    text = f"it was trained on {', '.join(seen)}, in these words or nearly" if seen else "it never saw them"
+    return h.p[explained("Retrained model"), f": {text}."]
 
 
 def _probability(values: Mapping[str, Any]) -> float | None:
@@ -349,11 +349,11 @@ def certificate_of(request: Request, run: RunDirectory) -> Certificate | None:
 def _certified(found: Certificate | None) -> h.Node:
     if found is None:
         return None
-    told = f". {RESULTS[found.result]} Issued {found.issued}, {'signed' if found.signed else 'not signed'}."
+    text = f". {RESULTS[found.result]} Issued {found.issued}, {'signed' if found.signed else 'not signed'}."
     if found.superseded:
-        told += " Superseded: more was measured since; make a new one."
-    told += " That is what the file says; `oblivionis certificate verify` looks whether it is as it was signed."
-    return [h.h2["Erasure certificate"], h.p[found.link, with_code(told)]]
+        text += " Superseded: more was measured since; make a new one."
+    text += " That is what the file says; `oblivionis certificate verify` looks whether it is as it was signed."
+    return [h.h2["Erasure certificate"], h.p[found.link, with_code(text)]]
 
 
 def _by_the_client(request: Request, known: Known) -> list[h.Element]:
@@ -364,8 +364,8 @@ def _by_the_client(request: Request, known: Known) -> list[h.Element]:
         return []
     heads = ["moment", *SHOWN.values()]
     table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows, "Measured by the client itself")
-    told = h.p[f"Measured by client {request.client} on its own records, which the server does not have:"]
-    return [told, table, *([h.p[f"{note}."]] if note else [])]
+    intro = h.p[f"Measured by client {request.client} on its own records, which the server does not have:"]
+    return [intro, table, *([h.p[f"{note}."]] if note else [])]
 
 
 def _leakage_rows(request: Request, known: Known) -> list[h.Element]:

@@ -62,8 +62,8 @@ def test_outside_is_what_students_test_calls_different_and_so_does_welchs_with_t
     seen = set()
     for _ in range(300):
         pair = Pair((), rng.normal(rng.choice([0, 9]), 1, n), rng.normal(0, 2, m))
-        welch = student.sf(abs(ttest_ind(pair.mine, pair.theirs, equal_var=False).statistic), min(n, m) - 1) * 2
-        different = max(ttest_ind(pair.mine, pair.theirs).pvalue, welch) < LEVEL
+        welch = student.sf(abs(ttest_ind(pair.ours, pair.theirs, equal_var=False).statistic), min(n, m) - 1) * 2
+        different = max(ttest_ind(pair.ours, pair.theirs).pvalue, welch) < LEVEL
         assert (abs(pair.difference) > pair.margin()) == different
         seen.add(bool(different))
     assert len(seen) == 2
@@ -93,7 +93,7 @@ def test_without_a_second_seed_or_spread_nothing_is_judged_unless_the_seeds_are_
 def test_the_same_results_do_not_differ():
     found = beside(grid(), grid())
     assert len(found.pairs) == 1 + 2 * 2, "the finetuned model counts once, and seconds do not"
-    assert not list(found.apart()) and found.lacking == found.extra == 0
+    assert not list(found.apart()) and found.missing == found.extra == 0
     assert {row[3] for row in found.table().rows if row} == {"+0.000"}
 
 
@@ -108,7 +108,7 @@ def test_what_moved_is_named_and_nothing_else():
 
 def test_cells_of_one_side_are_counted():
     found = beside(grid(methods=("npo",)), grid())
-    assert (len(found.pairs), found.lacking, found.extra) == (3, 2, 0)
+    assert (len(found.pairs), found.missing, found.extra) == (3, 2, 0)
     assert "Only the reference has 2 values" in found.table().note
     assert (beside(grid(), grid(methods=("npo",)))).extra == 2
 
@@ -117,7 +117,7 @@ def test_cells_of_one_side_are_counted():
 def test_a_value_that_is_no_number_is_as_if_it_were_not_there(value):
     labels = ("fedavg", "npo", "0")
     found = beside(table({labels: {"unlearn": {"model_utility": value, "forget_rouge": 0.3}}}), grid())
-    assert [pair.place[-1] for pair in found.pairs] == ["forget_rouge"] and found.lacking == 4
+    assert [pair.place[-1] for pair in found.pairs] == ["forget_rouge"] and found.missing == 4
 
 
 def test_an_axis_of_one_side_may_have_one_label_there():
@@ -188,7 +188,7 @@ def test_mistakes_are_told(folders, arguments, expected):
 )
 def test_results_that_ship_agree_with_themselves_and_name_no_folder(folder):
     comparison, settings = printing.comparison_of(folder, folder.name)
-    assert comparison.pairs and not comparison.lacking and not comparison.extra and settings == []
+    assert comparison.pairs and not comparison.missing and not comparison.extra and settings == []
     assert all(pair.difference == 0 for pair in comparison.pairs)
     with zipfile.ZipFile(folder / "runs.zip") as archive:
         configs = [yaml.safe_load(archive.read(name)) for name in archive.namelist() if name.endswith("config.yaml")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oblivionis.data import idk_answers, own_records
-from oblivionis.data.alternative_answers import drawn, lacking, perturbed_answers
+from oblivionis.data.alternative_answers import drawn, missing_answers, perturbed_answers
 from oblivionis.data.datasets import fictitious
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
@@ -87,6 +87,6 @@ def test_the_draw_prefers_nothing() -> None:
 
 
 def test_what_lacks_is_named_with_its_place() -> None:
-    said = lacking("altpo", ["p1", "p2", "p3"], {"p1": "train.jsonl:4"})
+    said = missing_answers("altpo", ["p1", "p2", "p3"], {"p1": "train.jsonl:4"})
     assert "altpo" in said and "record 'p1' (train.jsonl:4) has no perturbed_answer, and 2 more have none" in said
-    assert "record 'p2' has no perturbed_answer; add" in lacking("altpo", ["p2"], {"p1": "train.jsonl:4"})
+    assert "record 'p2' has no perturbed_answer; add" in missing_answers("altpo", ["p2"], {"p1": "train.jsonl:4"})

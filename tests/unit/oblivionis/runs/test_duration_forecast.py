@@ -10,9 +10,9 @@ def test_the_plan_counts_evaluations_as_the_server_does():
     config = compose("default", ["evaluation.every=3", "evaluation.every_training=4", "evaluation.at_start=true"])
     found = plan(config, {"finetune": 9, "unlearn": 7}, light=10, full=45)
     # finetune: before, after rounds 4 and 8; unlearn: before, after 3 and 6; the last round's is the stage's end
-    assert found.looks == {"finetune": 3, "unlearn": 3} and found.full == 4.5
+    assert found.light_evaluations == {"finetune": 3, "unlearn": 3} and found.full == 4.5
     config = compose("default", ["evaluation.every=1", "evaluation.every_training=0", "evaluation.at_start=false"])
-    assert plan(config, {"finetune": 9, "unlearn": 7}, 10, 45).looks == {"finetune": 0, "unlearn": 6}
+    assert plan(config, {"finetune": 9, "unlearn": 7}, 10, 45).light_evaluations == {"finetune": 0, "unlearn": 6}
     assert plan(config, {"finetune": 9}, 0, 0).full is None
 
 

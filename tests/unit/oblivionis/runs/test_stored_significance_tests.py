@@ -91,7 +91,7 @@ def test_the_same_file_in_another_folder_is_another_run(tmp_path):
 
 def test_a_run_that_is_only_looked_at_is_not_written_to(tmp_path):
     made, _ = make_run(tmp_path)
-    run = RunDirectory(made.path, looking=True)
+    run = RunDirectory(made.path, read_only=True)
     compute, calls = counted(2)
     assert kept(run, "x", compute) == kept(run, "x", compute) == 2
     assert len(calls) == 2 and not (run.path / FILE).exists()

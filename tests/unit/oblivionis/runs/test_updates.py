@@ -154,7 +154,7 @@ def test_taking_over_another_run_s_finetune_rounds(tmp_path):
         store(theirs).record(updates(round))
     store(theirs, "unlearn").record(updates(1, "unlearn"))
     source = store(theirs, every=2)
-    assert source.lacking() == ""
+    assert source.missing() == ""
     store(ours).record(updates(9))  # left over from an attempt that was interrupted
     store(ours, every=2).adopt(source)
     assert files(ours) == [f"0000/finetune/round-000{r}.safetensors" for r in (1, 3, 5)]
@@ -164,13 +164,13 @@ def test_taking_over_another_run_s_finetune_rounds(tmp_path):
     few = tmp_path / "few"
     store(few, keep=2).adopt(store(theirs))
     assert files(few) == [f"0000/finetune/round-000{r}.safetensors" for r in (4, 5)]
-    assert store(few, keep=2).lacking() == "" and store(few, keep=1).lacking() == ""
-    assert store(few).lacking() == "round 1 of finetune (3 of 5 rounds)"
-    assert store(tmp_path / "none").lacking() == "any round of finetune"
+    assert store(few, keep=2).missing() == "" and store(few, keep=1).missing() == ""
+    assert store(few).missing() == "round 1 of finetune (3 of 5 rounds)"
+    assert store(tmp_path / "none").missing() == "any round of finetune"
     with store(theirs, "unlearn").rewriting(2) as new:
         new.write(updates(1, clients=(7,)))
     store(theirs, "unlearn").settle()
-    assert store(theirs).lacking() == "any round of finetune", "calibrated updates are not those of finetune"
+    assert store(theirs).missing() == "any round of finetune", "calibrated updates are not those of finetune"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_what_was_kept_back_may_come_in_one_update_of_training():
 @pytest.mark.parametrize(("told", "given", "share"), [(False, None, 1.0), (True, None, 0.5), (True, 0.9, 0.9)])
 def test_where_clients_count_themselves_their_share_is_limited(told, given, share):
     config = compose("default", [] if given is None else [f"federation.max_weight_share={given}"])
-    bounds = bounds_of(config, {0: 4, 1: None}.get, 100, told=told)
+    bounds = bounds_of(config, {0: 4, 1: None}.get, 100, reported=told)
     assert bounds.max_weight_share == share and bounds.max_update_norm == 10.0
     assert bounds.longest("train", 1, 1.0) == np.inf > bounds.longest("train", 0, 1.0)
 
