@@ -244,7 +244,6 @@ def _simulated(
         permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
         run = None
-<<<<<<< HEAD
     try:
         with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
             check_before_run(config, console, new=run is None)
@@ -252,20 +251,11 @@ def _simulated(
                 run = RunDirectory.create(Path(config.output), config.name)
                 run.write_config(configuration.to_yaml(config))
             console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-            _run(config, run, console, told, forks, new=resume is None)
+            _run(config, run, console, verbosity, forks, new=resume is None)
     except KeyboardInterrupt:  # the second Ctrl-C comes while the processes end
         if stopping.hint:
             raise RunInterrupted(f"stopped; {stopping.hint}") from None
         raise
-=======
-    with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own
-        check_before_run(config, console, new=run is None)
-        if run is None:
-            run = RunDirectory.create(Path(config.output), config.name)
-            run.write_config(configuration.to_yaml(config))
-        console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-        _run(config, run, console, verbosity, forks, new=resume is None)
->>>>>>> words
     return run, config
 
 
@@ -274,12 +264,8 @@ def _run(config: Config, run: RunDirectory, console: Console, verbosity: str, fo
     with run.lock():
         hint = stopping.hint = f"continue with: {resuming(run.path, config)}"
         try:
-<<<<<<< HEAD
-            start_simulation(config, run, console, told, forks)
-            stopping.hint = ""
-=======
             start_simulation(config, run, console, verbosity, forks)
->>>>>>> words
+            stopping.hint = ""
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException as error:
