@@ -308,7 +308,7 @@ def test_an_audit_of_an_exchange_that_was_undone_verifies_nothing(tmp_path, monk
     """The server dies after the look that ended the recitation; when the round is held anew, the client cannot measure,
     and training alone ends it."""
     config, run, _ = to_audit(tmp_path, monkeypatch, [1, 1, 1, 0, None, 0])
-    looked = ClientAudits.looked
+    looked = ClientAudits.after_serving_again
 
     def dies(self, requests, server_round, vector):
         looked(self, requests, server_round, vector)

@@ -434,4 +434,4 @@ def test_an_outcome_that_is_no_text_is_told_with_its_line(copy, tmp_path, value)
     made = ledger.submit(["a"])
     append_all(ledger.path, [{**said, "id": made.id}], ledger.head())
     listed = call("request", "list", "--node-dir", tmp_path / "node")
-    assert listed.code == 2 and "requests.jsonl:2: outcome: expected `str`" in listed.err
+    assert listed.code == 2 and "requests.jsonl: line 2: outcome is " in listed.err
