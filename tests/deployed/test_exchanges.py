@@ -92,7 +92,7 @@ def late(lab, patch):
     (patch.parent / "slow").touch()
     (lab.node(5) / "node.toml").write_text("[requests]\nfrom_server = true\n")
     settings = (
-        f"federation.buffer.size=2 federation.buffer.concurrency={CLIENTS} federation.rounds.finetune=8 "
+        f"federation.buffer.size=2 federation.buffer.concurrency={CLIENTS} federation.rounds.finetune=12 "
         f"federation.rounds.unlearn={ASKED + 3} federation.timeout={3 * DEADLINE_S} "
         "unlearning.requests.policy=all_at_round unlearning.requests.scope=client unlearning.requests.clients=[5] "
         f"unlearning.requests.round={ASKED}"
