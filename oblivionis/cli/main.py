@@ -293,7 +293,6 @@ def check_before_run(config: Config, console: Console, *, new: bool) -> None:
 
 def start_simulation(config: Config, run: RunDirectory, console: Console, verbosity: str, forks: ForkServer) -> None:
     """Run a simulation, show how it goes, and write the run's page."""
-    from oblivionis.reports.html import run_page as html_report
     from oblivionis.server.simulation import simulate as run_simulation
     from oblivionis.server.stages import planned_rounds
 
@@ -302,7 +301,9 @@ def start_simulation(config: Config, run: RunDirectory, console: Console, verbos
         run_simulation(config, run, events, forks)
     finally:
         events.close()
-    html_report.write_html(run, config)
+    from oblivionis.reports.html import run_page  # matplotlib takes time to import
+
+    run_page.write_html(run, config)
 
 
 @cli.command()

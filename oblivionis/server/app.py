@@ -18,10 +18,9 @@ from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.config.extension_traits import own_loss
 from oblivionis.config.schema import Config
 from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
-from oblivionis.flower.grids import HttpGrid, InMemoryGrid
+from oblivionis.flower.grids import deployed, of_flowers_simulation
 from oblivionis.measures.assessor import RemoteEvaluator
 from oblivionis.reports import run_summary as report
-from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.failed_evaluators import check_measured
@@ -79,12 +78,12 @@ def _main(grid: Grid, context: Context) -> None:
         config = configuration.compose(experiment, overrides)
         permit_named(config, overrides, code)
         check_output(home / config.output, config.name)
-    if config.federation.churn and not isinstance(grid, InMemoryGrid):
+    if config.federation.churn and not of_flowers_simulation(grid):
         raise RunError(
             f"federation.churn={config.federation.churn} makes simulated clients vanish; these are real machines: set "
             "it to 0"
         )
-    if config.federation.simulated_seconds.distribution != "none" and not isinstance(grid, InMemoryGrid):
+    if config.federation.simulated_seconds.distribution != "none" and not of_flowers_simulation(grid):
         raise RunError(
             "federation.simulated_seconds is a clock for simulated clients; these are real machines: set its "
             "distribution to none"
@@ -106,7 +105,9 @@ def _main(grid: Grid, context: Context) -> None:
                 mend = "the run broke off; if what follows can be mended, " if to_mend(error) else "the run failed; "
                 log.error("%scontinue with: %s", mend, _continuation(grid, run, config))
             raise
-        html_report.write_html(run, config)
+        from oblivionis.reports.html import run_page  # matplotlib takes time to import
+
+        run_page.write_html(run, config)
     buffer = io.StringIO()
     report.print_summary(run, config, Console(file=buffer, width=120), full=True)
     for line in buffer.getvalue().splitlines():
@@ -125,7 +126,7 @@ def _earlier(path: Path, overrides: str) -> RunDirectory:
 
 
 def _continuation(grid: Grid, run: RunDirectory, config: Config) -> str:
-    if isinstance(grid, InMemoryGrid):
+    if of_flowers_simulation(grid):
         return resuming(run.path, config)
     file = own_loss(config.unlearning.method)
     code = "" if file is None else f' allow-code="{file}"'
@@ -145,11 +146,11 @@ def serve(
     Raises RunError for a run that broke off and is not as its ledger says (`oblivionis.runs.artifact_binding`).
     """
     artifact_binding.require_intact(run)
-    registered = registrations() if isinstance(grid, HttpGrid) else None
+    registered = registrations() if deployed(grid) else None
     simulated, roster = _simulated(grid), grid.partitions if isinstance(grid, SimulationGrid) else None
-    if isinstance(grid, InMemoryGrid):
+    if of_flowers_simulation(grid):
         grid = WatchedGrid(grid)
-    if isinstance(grid, HttpGrid):
+    if deployed(grid):
         grid = NudgingGrid(grid)
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
@@ -165,7 +166,7 @@ def serve(
 
 def _simulated(grid: Grid) -> bool:
     """Whether the clients are simulated ones, by this program or by Flower's own engine."""
-    return isinstance(grid, SimulationGrid | InMemoryGrid)
+    return isinstance(grid, SimulationGrid) or of_flowers_simulation(grid)
 
 
 def registrations() -> list[Path]:
@@ -180,7 +181,7 @@ def _check_nodes(grid: Grid, clients: int) -> None:
     In a simulation all register within moments, and those beyond the clients have nothing to do; in a deployment too
     few may still become enough.
     """
-    simulated = isinstance(grid, InMemoryGrid)
+    simulated = of_flowers_simulation(grid)
     connected, since = -1, time.monotonic()
     while True:
         count = len(list(grid.get_node_ids()))

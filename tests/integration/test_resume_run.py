@@ -56,8 +56,8 @@ def test_what_cannot_be_resumed_is_said(monkeypatch, tmp_path):
 
 @pytest.fixture
 def simulated(monkeypatch):
-    """The grid counts as Flower's simulation."""
-    monkeypatch.setattr(server_app, "InMemoryGrid", InProcessGrid)
+    """Flower's own engine counts as what simulates the clients."""
+    monkeypatch.setattr(server_app, "of_flowers_simulation", lambda grid: isinstance(grid, InProcessGrid))
     monkeypatch.setattr(server_app, "SETTLED_SECONDS", 0.2)
 
 
