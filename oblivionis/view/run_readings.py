@@ -53,6 +53,11 @@ class RunReadings:
         """A glance at one run, as its files are now."""
         return self._glances({name: path}, None).runs[name]
 
+    def wait(self) -> None:
+        """Until nothing is being read, and the index is written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._has_reader)
+
     def _known(self) -> dict[str, Kept]:
         with self._changed:
             if self._kept is None:
@@ -97,30 +102,47 @@ class RunReadings:
                 threading.Thread(target=self._read_all, daemon=True).start()
             self._changed.wait_for(lambda: not any(map(is_open, reversed(runs))), patience)
             done = [name for name in runs if not is_open(name)]
-            for fault in [self._faults.pop(name) for name in done if name in self._faults]:
+            for fault in [self._faults[name] for name in done if name in self._faults]:
                 raise fault
             return {name: self._known()[name].reading for name in done}
 
     def _read_all(self) -> None:
-        """Read until nothing waits to be read; then keep it."""
-        while True:
-            with self._changed:
-                self._being_read = name = next(iter(self._waiting), None)
-                self._changed.notify_all()
-                if name is None:
-                    self._has_reader = False
-                    break
-                path, known = self._waiting.pop(name), self._known().get(name)
-            try:
-                found = _read(path, known.reading.others if known else ())
-            except Exception as error:  # whoever waits for it is told; nobody else would be
-                self._faults[name] = error
-            else:
+        """Read until nothing waits to be read, and what was read is kept."""
+        try:
+            while True:
+                while self._read_next():
+                    pass
+                self._save()
                 with self._changed:
-                    self._known()[name] = found
-                    self._faults.pop(name, None)
-                    self._unsaved = True
-        self._save()
+                    if not self._waiting:
+                        self._has_reader = False
+                        self._changed.notify_all()
+                        return
+        except BaseException:
+            self._has_reader = False
+            raise
+
+    def _read_next(self) -> bool:
+        """Read what waits to be read next; whether there was anything."""
+        with self._changed:
+            name = next(iter(self._waiting), None)
+            if name is None:
+                return False
+            self._being_read, path, known = name, self._waiting.pop(name), self._known().get(name)
+        found: Kept | None = None
+        fault: Exception | None = None
+        try:
+            found = _read(path, known.reading.others if known else ())
+        except Exception as error:  # whoever waits for it is told
+            fault = error
+        with self._changed:
+            self._being_read = None
+            if found is not None:
+                self._known()[name], self._unsaved = found, True
+            self._faults = {other: one for other, one in self._faults.items() if other != name}
+            self._faults |= {name: fault} if fault else {}
+            self._changed.notify_all()
+        return True
 
     def _save(self) -> None:
         with self._changed:

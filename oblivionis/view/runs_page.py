@@ -173,9 +173,7 @@ def _all_read(request: Request, view: View, glances: Glances) -> h.Node:
     """That a page which was made earlier can be had with all runs, where it is so now."""
     if WAS_UNREAD not in request.query_params or glances.unread:
         return None
-    return h.p[
-        h.a(href=view.address())["Load the page anew"], ": all runs are read, and can be filtered by what they hold."
-    ]
+    return h.p["All runs are read: ", h.a(href=view.address())["load the page anew"], " to filter by what they hold."]
 
 
 def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:
