@@ -174,7 +174,7 @@ sys.addaudithook(note)
 
 
 def touched(path):
-    """What a run was read from: the files that were opened and the folders that were listed, as Python tells of each."""
+    """What a run is read from: the files that are opened and the folders that are listed, as Python tells of each."""
     global events
     events = []
     try:
@@ -199,7 +199,6 @@ def everything(folder):
 def earlier(folder):
     """A run by an earlier version, whose ledger names its files at the end alone."""
     run, config = make_run(folder)
-    (run.path / "privacy.json").write_text("{}")
     run.write_environment(seed=0)
     artifact_binding.begin(run, config, "unlearn")
     names = [p for pattern in artifact_binding.EARLIER for p in run.path.glob(pattern)]
@@ -241,7 +240,7 @@ def test_no_file_that_a_run_is_read_from_changes_unseen(made, tmp_path):
             assert look(path, reading.others).digest != before, file
             file.write_bytes(data)
     for folder in map(type(path), sorted(folders)):
-        names = ("new.json", "round-0009.safetensors", "new.states.safetensors", "request-new.json", "results.json")
+        names = ("new.json", "round-0009.safetensors", "new.states.safetensors", "request-new.json", "privacy.json")
         for name in (*names, "retrain/round-0009.safetensors", "new/results.json", "leakage-new/audit.json"):
             before, was = look(path, reading.others).digest, read(path)
             time.sleep(0.02)
