@@ -5,7 +5,7 @@
 Without `--of`, three runs of `oblivionis simulate smoke` are made first, with different settings. Their copies under
 other names are the runs; checkpoints, of which the window reads nothing, are links. Each start is the real command in a
 process of its own: the time is that from its start, or from asking, until the page is there, by the clock and of its
-processor; what was copied is in the page cache. A page is asked for 9 times, a second after the last one each (until
+processor; what was copied is in the page cache. A page is asked for 5 times, a second after the last one each (until
 then what was found counts): the median.
 """
 
@@ -29,10 +29,12 @@ from pathlib import Path
 
 import psutil
 
+from oblivionis.view.shell import LIVE_SECONDS
+
 COMMAND = (sys.executable, "-m", "oblivionis.cli.main")
 KINDS = ("", "strategy=fedadam unlearning=grad_diff", "seed=3 unlearning=simnpo")
 PAGES = ("/", "/?order=run&page=3", "/runs.csv", "/requests")
-REPEATS = 9
+REPEATS = 5
 SO_FAR = re.compile(r"(\d+) of \d+ runs in .* are read so far")
 
 
@@ -115,7 +117,7 @@ def measure(folder: Path, cache: Path) -> None:
             found = SO_FAR.search(page)
             show(f"{start}: first page", window.since_start(), f"{found[1]} runs read" if found else "all runs read")
             while SO_FAR.search(window.get("/?part=runs")):
-                pass
+                time.sleep(LIVE_SECONDS)
             if found:
                 show(f"{start}: all runs read", window.since_start())
             for path in PAGES:

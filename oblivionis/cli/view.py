@@ -34,8 +34,8 @@ def view(
 ) -> None:
     """Show all runs in the browser, live: compare them, follow deletion requests, see a suite's frontier.
 
-    The address that is printed works on this machine only, for whoever has its token. Nothing is written there, but
-    with `--write` requests of the node. Ctrl-C stops it.
+    The address that is printed works on this machine only, for whoever has its token. Nothing is written among the
+    runs, but with `--write` requests of the node. Ctrl-C stops it.
     """
     if write and node_dir is None:
         raise OblivionisError("--write needs --node-dir DIR: the node's folder, where requests are to be made")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def _packed(kept: Kept) -> msgspec.Raw | None:
     if glance.state == DAMAGED:
         return None
     try:
-        return msgspec.Raw(msgspec.msgpack.encode((kept.digest, kept.reading.others, asdict(glance))))
+        return msgspec.Raw(msgspec.msgpack.encode((kept.digest, kept.reading.others, glance)))
     except (OverflowError, UnicodeEncodeError):  # numbers and texts that the format does not know
         return None
 
