@@ -117,7 +117,8 @@ def respond(request: Request) -> Response:
     library, view = request.app.state.library, View.of(request)
     glances = library.glances(PATIENCE)
     rows = view.select(glances.runs)
-    table = [_count(glances, rows, library.root), _all_read(request, view, glances), _table(view, rows)]
+    listed = _table(view, rows) if rows or not glances.unread else None
+    table = [_count(glances, rows, library.root), _all_read(request, view, glances), listed]
     seconds = shell.LIVE_SECONDS if glances.unread else SECONDS
     if shell.asks_for(request, "runs"):
         return shell.piece(request, table, seconds=seconds)

@@ -246,12 +246,15 @@ def test_the_newest_runs_are_shown_while_the_others_are_read(runs, slowly):
     visitor = Visitor(runs)
     page = visitor.page("/")
     assert f"0 of {len(KINDS)} runs in" in page and "are read so far" in page and 'data-seconds="3"' in page
+    assert "No runs" not in page and "; 0 of these are shown" not in page
     slowly.update(newest := sorted(KINDS)[-2:])
     visitor.library._readings.glances({kind: runs / kind for kind in newest}, None)
     answer = visitor.get("/?part=runs&unread=1")
     assert f"2 of {len(KINDS)} runs in" in answer.text and answer.headers["x-seconds"] == "3"
     assert all(run_page(kind) in answer.text for kind in newest) and answer.text.count("<tr>") == 3
     assert "load the page anew" not in answer.text
+    page = visitor.page("/?state=running")
+    assert "the newest first; 0 of these are shown. The others follow." in page and "No runs" not in page
     slowly.update(KINDS)
     rows = visitor.get("/runs.csv").text.splitlines()
     assert len(rows) == 1 + len(KINDS), "a file has all of them"
