@@ -34,23 +34,25 @@ def view(
 ) -> None:
     """Show all runs in the browser, live: compare them, follow deletion requests, see a suite's frontier.
 
-    The address that is printed works on this machine only, for whoever has its token. Nothing is written, but with
-    `--write` requests of the node. Ctrl-C stops it.
+    The address that is printed works on this machine only, for whoever has its token. Nothing is written among the
+    runs, but with `--write` requests of the node. Ctrl-C stops it.
     """
     if write and node_dir is None:
         raise OblivionisError("--write needs --node-dir DIR: the node's folder, where requests are to be made")
 
-    from oblivionis.erasure.request_submission import need_folder
     from oblivionis.view import serve
     from oblivionis.view.app import window
     from oblivionis.view.library import Library
-    from oblivionis.view.node_page import Node
 
+    node = None
     if node_dir is not None:
+        from oblivionis.erasure.request_submission import need_folder
+        from oblivionis.view.node_page import Node
+
         need_folder(node_dir)
-    library = Library(runs, needed=node_dir is None or runs != RUNS)  # a node need not have runs
+        node = Node(node_dir.resolve(), write)
+    library = Library(runs, needed=node_dir is None or runs != RUNS, indexed=True)  # a node need not have runs
     token, code = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-    node = None if node_dir is None else Node(node_dir.resolve(), write)
     socket = serve.listen(port)
     place = socket.getsockname()[1]
     first = "" if library.root.is_dir() else "node"
@@ -59,7 +61,7 @@ def view(
     count = len(library.found().runs)
     console.print(f"{counted(count, 'run')} in {library.root}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{address}?token={token}", markup=False, highlight=False, soft_wrap=True)
-    threading.Thread(target=library.glances, daemon=True).start()  # the first visitor need not wait for all of it
+    threading.Thread(target=library.glances, daemon=True).start()  # all is read, whatever the first visitor asks for
     if open_:
         webbrowser.open(f"{address}?code={code}")
     serve.server(window(library, token, place, node, code=code if open_ else None)).run(sockets=[socket])

@@ -13,8 +13,9 @@ can one that went on after its ledger was lost, and the name stays with what com
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.files import checked, json_text, read_bytes, tell
+from oblivionis.runs import run_files
 from oblivionis.runs.directory import RunDirectory, read_checkpoint, vector_hash
 from oblivionis.runs.ledger_run_events import (
     BEGUN,
@@ -47,7 +49,7 @@ _ALWAYS = (
 _SPARE = "evaluations/*.states.safetensors"
 """What is computed anew from a checkpoint where it is gone."""
 FILES = (*_ALWAYS, _SPARE, "environment.json")
-_EARLIER = (*_ALWAYS, "privacy.json")
+EARLIER = (*_ALWAYS, "privacy.json")
 """What the ledgers of earlier versions named."""
 LATER = ("audits/leakage-*/audit.json", "attacks/*/results.json")
 MODELS = ("finetune", "retrain", "unlearn")
@@ -93,18 +95,36 @@ def _without_faults(run: RunDirectory, *, with_models: bool) -> Bound:
     return bound
 
 
+def ledger_lines(run: RunDirectory) -> Checked | None:
+    """The lines of the run's ledger, each checked; None without a ledger."""
+    return check_chain(run.ledger_path) if run.ledger_path.exists() else None
+
+
+def named_files(lines: Checked | None) -> set[str]:
+    """The names of all files that lines of a ledger name, whatever else the lines say."""
+    files = (entry.get("files") for entry in (() if lines is None else lines.entries))
+    return {name for of in files if isinstance(of, Mapping) for name in of}
+
+
 def ledger_faults(run: RunDirectory) -> tuple[str, ...]:
     """Where the chain of the run's ledger is broken by more than a kill."""
-    if not run.ledger_path.exists():
-        return ()
-    return tuple(f"{run.ledger_path.name} was changed: {fault}" for fault in check_chain(run.ledger_path).altered)
+    return _ledger_faults(ledger_lines(run))
+
+
+def _ledger_faults(lines: Checked | None) -> tuple[str, ...]:
+    return () if lines is None else tuple(f"{lines.path.name} was changed: {fault}" for fault in lines.altered)
 
 
 def nothing_follows(run: RunDirectory) -> str:
     """The sentence that nothing follows from a run, and why; empty where its ledger contradicts none of its files."""
-    if faults := ledger_faults(run):
+    return nothing_follows_by(run, ledger_lines(run))
+
+
+def nothing_follows_by(run: RunDirectory, lines: Checked | None) -> str:
+    """The same, by the lines of its ledger."""
+    if faults := _ledger_faults(lines):
         return f"Nothing follows from this run, its ledger {faults[0]}."
-    faults = check(run, with_models=False).faults
+    faults = _check_all(run, lines, with_models=False).faults
     return f"Nothing follows from this run, its files were changed: {faults[0]}." if faults else ""
 
 
@@ -217,13 +237,17 @@ def check(run: RunDirectory, *, with_models: bool = True) -> Bound:
 
     Raises OblivionisError for an unreadable file.
     """
-    if not run.ledger_path.exists():
+    return _check_all(run, ledger_lines(run), with_models=with_models)
+
+
+def _check_all(run: RunDirectory, lines: Checked | None, *, with_models: bool) -> Bound:
+    if lines is None:
         return Bound(missing=NO_LEDGER)
     while True:
-        lines = check_chain(run.ledger_path)
         found = _check(run, lines, with_models=with_models)
-        if not found.faults or check_chain(run.ledger_path).head == lines.head:
-            return found  # else the run went on meanwhile
+        if not found.faults or (now := check_chain(run.ledger_path)).head == lines.head:
+            return found
+        lines = now  # the run went on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +324,7 @@ def _check(run: RunDirectory, lines: Checked, *, with_models: bool) -> Bound:
     if not named.begun and not named.sealed:
         return Bound(missing=EARLIER_VERSION)
     faults = _config_faults(run, named)
-    patterns = (*FILES, *LATER) if named.begun else (*_EARLIER, *LATER)
+    patterns = (*FILES, *LATER) if named.begun else (*EARLIER, *LATER)
     here = _hashes(run, patterns)
     if named.begun:
         faults += _row_faults(run, named)
@@ -395,13 +419,13 @@ def _text_hash(run: RunDirectory) -> str:
     return hashlib.sha256(run.read_config().encode("utf-8", "surrogatepass")).hexdigest()
 
 
+@functools.lru_cache(4096)
 def _is_later(name: str) -> bool:
     return any(Path(name).match(pattern) for pattern in LATER)
 
 
-def _hashes(run: RunDirectory, patterns: Iterable[str]) -> dict[str, str]:
-    found = sorted({path for pattern in patterns for path in run.path.glob(pattern)})
-    return {path.relative_to(run.path).as_posix(): _file_hash(path) for path in found}
+def _hashes(run: RunDirectory, patterns: tuple[str, ...]) -> dict[str, str]:
+    return {name: _file_hash(run.path / name) for name in run_files.matching(run.path, patterns)}
 
 
 def _file_hash(path: Path) -> str:

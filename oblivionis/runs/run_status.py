@@ -5,9 +5,11 @@ Composing one takes 40 ms, and a folder may hold hundreds of runs.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,13 +19,22 @@ from oblivionis.config import method_traits
 from oblivionis.config.schema import STAGES
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import checked
-from oblivionis.runs import artifact_binding
+from oblivionis.runs import artifact_binding, run_files
 from oblivionis.runs.directory import RunDirectory
 
 RUNNING, FINISHED, STOPPED, DAMAGED = "running", "finished", "stopped", "damaged"
 STATES = (RUNNING, FINISHED, STOPPED, DAMAGED)
 _BLOCK = re.compile(r"^(?=[A-Za-z_]\w*:)", re.MULTILINE)
-_LARGEST = 1_000_000
+_BY_ITSELF = re.compile(r"\w+:[^\n\r\x85\u2028\u2029]*\n(?:(?: |- |#)[^\n\r\x85\u2028\u2029]*\n|\n)*")
+"""A block whose lines cannot end its mapping or its document, and which no other block can continue."""
+_SHORT, _LARGEST = 10_000, 1_000_000
+_RUNNING = b"running.json"
+_NAME, _IS_LINK, _WRITTEN, _CHANGED = map(operator.attrgetter, ("name", "is_link", "written", "changed"))
+_READ = (
+    *("config.yaml", "requests.jsonl", _RUNNING.decode(), "stages", "checkpoints/*"),
+    *(*artifact_binding.FILES, *artifact_binding.EARLIER, *artifact_binding.LATER),
+)
+"""What a run is read from, but for what its ledger names beside them."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LOCAL = "local"
 """The stage that counts clients, not rounds."""
@@ -103,26 +114,69 @@ class Glance:
         return self.metrics.get(stage, {}).get(metric)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the files of a run are like, without reading one: `digest` is another one as soon as the content of a
+    `Reading` would be; latest: when one was last changed in any way, in ns since the epoch; held: there is a
+    running.json; links: some of them are links."""
+
+    digest: bytes
+    changed: float
+    latest: int
+    held: bool
+    links: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A run as its files say: a glance that is never `RUNNING`, and without time; others: what its ledger names beside
+    the usual files, and it was read from, too."""
+
+    glance: Glance
+    others: tuple[str, ...] = ()
+
+
 def glance(path: Path) -> Glance:
     """Read the state of the run in `path`; one that cannot be read is `DAMAGED`, and the note says why."""
+    return glance_of(path, look(path), read(path))
+
+
+def look(path: Path, others: Iterable[str] = ()) -> Look:
+    """Look at the files of a run; others: those of its `Reading`."""
+    files = run_files.seen(path, _READ)
+    content = [one for one in files if one.name != _RUNNING]
+    content += [run_files.at(path, name) for name in others]
+    return Look(
+        run_files.digest(content),
+        max([one.written for one in files if one.wanted], default=0) / 1e9,
+        max([*map(_WRITTEN, content), *map(_CHANGED, content)], default=0),
+        _RUNNING in map(_NAME, files),
+        any(map(_IS_LINK, files)) or any(map(_IS_LINK, content)),
+    )
+
+
+def read(path: Path) -> Reading:
+    """Read a run in `path`."""
     run = RunDirectory(path, read_only=True)
-    changed = max((p.stat().st_mtime for p in watched(path)), default=0.0)
+    others: tuple[str, ...] = ()
     try:
         config = _read(run)
         stages = config.get("stages", [])
         summaries = {stage: run.stage_summary(stage) for stage in stages}
         metrics = {stage: found["metrics"] for stage, found in summaries.items() if found is not None}
         progress = tuple(_progress(run, config, stage, summaries[stage] is not None) for stage in stages)
-        nothing = artifact_binding.nothing_follows(run)
+        lines = artifact_binding.ledger_lines(run)
+        named = artifact_binding.named_files(lines)
+        others = tuple(sorted(name for name in named if not run_files.covered(name, _READ)))
+        nothing = artifact_binding.nothing_follows_by(run, lines)
     except OblivionisError as error:
-        return Glance(DAMAGED, changed, str(error))
-    state, note = _state(run, all(stage.finished for stage in progress))
+        return Reading(Glance(DAMAGED, 0.0, str(error)), others)
     unlearning: Mapping[str, Any] = config.get("unlearning", {})
     entropy = unlearning.get("entropy", {})
-    return Glance(
-        state,
-        changed,
-        note,
+    found = Glance(
+        FINISHED if all(stage.finished for stage in progress) else STOPPED,
+        0.0,
+        "",
         config.get("model", {}).get("name", ""),
         config.get("data", {}).get("name", ""),
         config.get("strategy", {}).get("name", ""),
@@ -134,15 +188,20 @@ def glance(path: Path) -> Glance:
         {} if nothing else metrics,
         nothing,
     )
+    return Reading(found, others)
 
 
-def watched(path: Path) -> list[Path]:
-    """The files and folders of a run whose times of change tell whether a glance at it would find something new."""
-    checkpoints = path / "checkpoints"
-    names = ("config.yaml", "requests.jsonl", "running.json", "stages")
-    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    bound = (file for pattern in (*artifact_binding.FILES, *artifact_binding.LATER) for file in path.glob(pattern))
-    return [p for p in (*(path / name for name in names), *folders, *bound) if p.exists()]
+def glance_of(path: Path, looked: Look, reading: Reading) -> Glance:
+    """What is read of a run, with its time, and who runs it, which no other file tells."""
+    found = replace(reading.glance, changed=looked.changed)
+    if not looked.held or found.state == DAMAGED:
+        return found
+    run = RunDirectory(path, read_only=True)
+    if (pid := run.held_by()) is not None:
+        return replace(found, state=RUNNING, note=f"process {pid}")
+    if (host := run.locked_by_other()) is not None:
+        return replace(found, state=RUNNING, note=f"on the machine {host}, as far as its running.json tells")
+    return found
 
 
 def rounds_done(run: RunDirectory, stage: str) -> int:
@@ -164,7 +223,7 @@ def _read(run: RunDirectory) -> Mapping[str, Any]:
         raise FileError(f"{run.config_place}: it is larger than a configuration")
     blocks = [block for block in _BLOCK.split(text) if block.partition(":")[0] in _Config.__annotations__]
     try:
-        found = checked(yaml.load("".join(blocks), _LOADER) or {}, _Config)
+        found = checked(_mapping(blocks), _Config)
         if not found.get("stages"):
             raise ValueError("it names no stages")
         if unknown := set(found.get("stages", ())) - set(STAGES):
@@ -172,6 +231,28 @@ def _read(run: RunDirectory) -> Mapping[str, Any]:
         return found
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FileError(f"{run.config_place}: {str(error).splitlines()[0]}") from None
+
+
+def _mapping(blocks: Sequence[str]) -> Any:
+    """What the blocks of a YAML text say together. Many runs share a block: each is read once where it stands by
+    itself."""
+    found: dict[str, Any] = {}
+    for block in blocks:
+        own = _block(block) if len(block) < _SHORT and _BY_ITSELF.fullmatch(block) else None
+        if own is None:
+            return yaml.load("".join(blocks), _LOADER) or {}
+        found |= own
+    return found
+
+
+@functools.lru_cache(1024)
+def _block(text: str) -> dict[str, Any] | None:
+    """The mapping that a block is; None where it is none by itself."""
+    try:
+        found = yaml.load(text, _LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _progress(run: RunDirectory, config: Mapping[str, Any], stage: str, finished: bool) -> Progress:
@@ -182,11 +263,3 @@ def _progress(run: RunDirectory, config: Mapping[str, Any], stage: str, finished
     else:
         total = federation.get("rounds", {}).get(stage, 0)
     return Progress(stage, total if finished else rounds_done(run, stage), total, finished)
-
-
-def _state(run: RunDirectory, finished: bool) -> tuple[str, str]:
-    if (pid := run.held_by()) is not None:
-        return RUNNING, f"process {pid}"
-    if (host := run.locked_by_other()) is not None:
-        return RUNNING, f"on the machine {host}, as far as its running.json tells"
-    return (FINISHED if finished else STOPPED), ""

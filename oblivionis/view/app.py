@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING
 
 import htpy as h
 from starlette.applications import Starlette
@@ -26,7 +27,9 @@ from oblivionis.view import shell
 from oblivionis.view.guard import HEADERS, Guard, Refused
 from oblivionis.view.library import Library, NotThere
 from oblivionis.view.matplotlib_lock import Kept
-from oblivionis.view.node_page import Node
+
+if TYPE_CHECKING:
+    from oblivionis.view.node_page import Node
 
 STATIC = {"window.css": "text/css", "window.js": "text/javascript", "icon.svg": "image/svg+xml"}
 PAGES = {

@@ -96,7 +96,7 @@ class Comparison:
         if len(names) > MOST:
             raise OblivionisError(f"{len(names)} runs are too many to be told apart: choose {MOST} at most")
         runs = tuple(
-            One(chr(ord("A") + place), name, run := library.run(name), library.state(run))
+            One(chr(ord("A") + place), name, library.run(name), library.glance(name))
             for place, name in enumerate(names)
         )
         finished = [s for s in ("unlearn", *MODELS) if any(s in one.glance.metrics for one in runs)]

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.run_status import DAMAGED, Glance, glance, watched
+from oblivionis.runs.run_status import Glance
+from oblivionis.view.run_index import RunIndex
+from oblivionis.view.run_readings import Glances, RunReadings
 
 DEPTH = 6
 """How far below the folder a run or a suite may lie."""
@@ -39,16 +41,17 @@ class Found:
 class Library:
     """What lies below `root`, or `root` itself where it is a run.
 
-    needed: RunError where it is no folder; else there is nothing in it.
+    needed: RunError where it is no folder; else there is nothing in it. indexed: what is read of the runs is kept for
+    the next start (`oblivionis.view.run_index`).
     """
 
-    def __init__(self, root: Path, *, needed: bool = True) -> None:
+    def __init__(self, root: Path, *, needed: bool = True, indexed: bool = False) -> None:
         if needed and not root.is_dir():
             raise RunError(f"{root}: no such folder; expected a folder of runs, or a run")
         self.root = root.resolve()
         self._found, self._searched = Found(), 0.0
-        self._glances: dict[Path, tuple[tuple, Glance]] = {}
-        self._lock, self._glancing = threading.Lock(), threading.Lock()
+        self._readings = RunReadings(self.check, RunIndex(self.root) if indexed else None)
+        self._lock = threading.Lock()
 
     def found(self) -> Found:
         """The runs and suites that are there now."""
@@ -59,9 +62,7 @@ class Library:
 
     def run(self, name: str) -> RunDirectory:
         """A run, to be read. NotThere without one; RunError where a link in it leads out of the folder."""
-        path = self.found().runs.get(name)
-        if path is None or not (path / "config.yaml").is_file():
-            raise NotThere(f"there is no run {name!r} in {self.root}")
+        path = self._path(name)
         self.check(path)
         return RunDirectory(path, read_only=True)
 
@@ -79,14 +80,19 @@ class Library:
         name = path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else ""
         return name if runs.get(name) == path else None
 
-    def glances(self) -> dict[str, Glance]:
-        """A glance at every run, by name; of those that did not change the one that was taken before."""
-        with self._glancing:
-            return {name: self._glance(path) for name, path in self.found().runs.items()}
+    def glances(self, patience: float | None = None) -> Glances:
+        """A glance at every run; within `patience` seconds, at those that are read by then, the newest first."""
+        return self._readings.glances(self.found().runs, patience)
 
-    def state(self, run: RunDirectory) -> Glance:
-        """A glance at one run."""
-        return self._glance(run.path)
+    def glance(self, name: str) -> Glance:
+        """A glance at one run. NotThere without one."""
+        return self._readings.glance(name, self._path(name))
+
+    def _path(self, name: str) -> Path:
+        path = self.found().runs.get(name)
+        if path is None or not (path / "config.yaml").is_file():
+            raise NotThere(f"there is no run {name!r} in {self.root}")
+        return path
 
     def signature(self, folder: Path) -> tuple:
         """What is another one as soon as a file below `folder` changes, comes or goes."""
@@ -104,53 +110,40 @@ class Library:
                 place = Path(entry.path).relative_to(self.root).as_posix()
                 raise RunError(f"{place} is a link that leads out of {self.root}, and is not followed")
 
-    def _glance(self, path: Path) -> Glance:
-        try:
-            if any(p.is_symlink() for p in (path / "checkpoints", *watched(path), *(path / "stages").glob("*"))):
-                self.check(path)
-            held = (path / "running.json").exists()  # whether its process lives is no matter of files
-            now = tuple(p.stat().st_mtime_ns for p in watched(path))
-            known = self._glances.get(path)
-            if known is None or known[0] != now or held:
-                self._glances[path] = known = (now, glance(path))
-            return known[1]
-        except (OSError, RunError) as error:  # gone, or not to be read
-            return Glance(DAMAGED, 0.0, str(error))
-
 
 def _search(root: Path) -> Found:
     if (root / "config.yaml").is_file():
         return Found(runs={root.name: root})
     runs: dict[str, Path] = {}
     suites: dict[str, Path] = {}
-    if _is_suite(root):
+    if _is_suite(str(root)):
         suites[root.name] = root
-    waiting, searched = [(root, 0)], 0
+    waiting, searched = [("", 0)], 0
     while waiting and searched < FOLDERS:
-        folder, depth = waiting.pop()
+        above, depth = waiting.pop()
         searched += 1
-        for path in _folders(folder):
-            name = path.relative_to(root).as_posix()
-            if (path / "config.yaml").is_file():
-                runs[name] = path
+        for name in (above + folder for folder in _folders(os.path.join(root, above))):
+            path = os.path.join(root, name)
+            if os.path.isfile(f"{path}/config.yaml"):
+                runs[name] = Path(path)
                 continue
             if _is_suite(path):
-                suites[name] = path
+                suites[name] = Path(path)
             if depth + 1 < DEPTH:
-                waiting.append((path, depth + 1))
+                waiting.append((f"{name}/", depth + 1))
     return Found(dict(sorted(runs.items())), dict(sorted(suites.items())), cut=bool(waiting))
 
 
-def _is_suite(path: Path) -> bool:
-    return (path / RESULTS).is_file() or (path / SUITE).is_file()
+def _is_suite(path: str) -> bool:
+    return os.path.isfile(f"{path}/{RESULTS}") or os.path.isfile(f"{path}/{SUITE}")
 
 
-def _folders(folder: Path) -> list[Path]:
-    """The folders in one, but for hidden ones, links, and those whose names are no text."""
+def _folders(folder: str) -> list[str]:
+    """The names of the folders in one, but for hidden ones, links, and those whose names are no text."""
     try:
         with os.scandir(folder) as entries:
             return [
-                Path(entry.path)
+                entry.name
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and _is_text(entry.name)
             ]

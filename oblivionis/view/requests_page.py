@@ -16,12 +16,15 @@ from oblivionis.errors import OblivionisError
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.markup import explained, html_table
+from oblivionis.runs import run_files
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.run_status import DAMAGED
 from oblivionis.view import shell
 from oblivionis.view.library import Library
 
 SHOWN = 500
+FILES = ("requests.jsonl", "certificates/*/certificate.json")
+"""What the requests of a run are read from."""
 NONE = "none"
 """Chosen among certificates: requests without one."""
 NOTHING = "nothing follows"
@@ -106,12 +109,14 @@ def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
     library: Library = asked.app.state.library
     found: list[_Row] = []
     faults: list[str] = []
-    for name, path in library.found().runs.items():
+    runs, glances = library.found().runs, library.glances().runs
+    for name in (name for name in runs if name in glances):
+        path, seen = runs[name], glances[name]
         try:
-            if (path / "requests.jsonl").exists():
-                library.check(path)
-                rows = _of_run(asked, path)
-                seen = library.state(RunDirectory(path, read_only=True))
+            if files := run_files.seen(path, FILES):
+                if seen.state == DAMAGED or any(file.is_link for file in files):
+                    library.check(path)
+                rows = _of_run(asked, path, run_files.digest(files))
                 nothing = (seen.nothing or (seen.note if seen.state == DAMAGED else "")) if rows else ""
                 found += [
                     _Row(name, r, NOTHING if nothing else r.outcome, "" if nothing else result) for r, result in rows
@@ -122,15 +127,14 @@ def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
     return found, faults
 
 
-def _of_run(asked: Asked, path: Path) -> list[tuple[Request, str]]:
+def _of_run(asked: Asked, path: Path, now: bytes) -> list[tuple[Request, str]]:
+    """The requests of a run, and the results of their certificates; now: the digest of the files that say so."""
     run = RunDirectory(path, read_only=True)
-    places = (run.ledger_path, *path.glob("certificates/*/certificate.json"))
-    now = tuple((p, p.stat().st_mtime_ns) for p in places)
 
     def read() -> list[tuple[Request, str]]:
         return [(r, found.result if (found := certificate_of(r, run)) else "") for r in Ledger(run.ledger_path)]
 
-    known: dict[Path, tuple[object, list[tuple[Request, str]]]] = asked.app.state.ledgers
+    known: dict[Path, tuple[bytes, list[tuple[Request, str]]]] = asked.app.state.ledgers
     if path not in known or known[path][0] != now:
         known[path] = now, read()
     return known[path][1]

@@ -144,8 +144,8 @@ def config_of(run: RunDirectory) -> Config:
 
 def _run(request: Request) -> tuple[RunDirectory, Glance]:
     library = request.app.state.library
-    run = library.run(request.path_params["name"])
-    return run, library.state(run)
+    name = request.path_params["name"]
+    return library.run(name), library.glance(name)
 
 
 def _kept(request: Request, run: RunDirectory, what: object, make: Make[T]) -> T:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import htpy as h
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import explained, joined
 from oblivionis.runs.run_status import RUNNING, STATES, Glance
 from oblivionis.view import shell
+from oblivionis.view.run_readings import Glances
 
 Rows = Sequence[tuple[str, Glance]]
 Value = str | float | None
@@ -22,6 +24,10 @@ Value = str | float | None
 SHOWN = 200
 """Runs on one page."""
 SECONDS = 10
+PATIENCE = 0.4
+"""Seconds that a page waits for runs that changed to be read; the others it shows when it asks again."""
+WAS_UNREAD = "unread"
+"""The part of an address that tells that not all runs were read when the page was loaded."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +114,22 @@ class View:
 
 def respond(request: Request) -> Response:
     """The page, or its table alone."""
-    library = request.app.state.library
-    view, runs = View.of(request), library.glances()
-    rows = view.select(runs)
-    table = _table(view, rows)
+    library, view = request.app.state.library, View.of(request)
+    glances = library.glances(PATIENCE)
+    rows = view.select(glances.runs)
+    listed = _table(view, rows) if rows or not glances.unread else None
+    table = [_count(glances, rows, library.root), _all_read(request, view, glances), listed]
+    seconds = shell.LIVE_SECONDS if glances.unread else SECONDS
     if shell.asks_for(request, "runs"):
-        return shell.piece(request, table)
+        return shell.piece(request, table, seconds=seconds)
+    here = view.address() if not glances.unread else f"{view.address()}&{WAS_UNREAD}=1"
     parts = [
         h.h1["Runs"],
-        h.p[_count(runs, rows), " in ", h.code[str(library.root)], "."],
         h.p(".bad")["There are too many folders here to see all of it."] if library.found().cut else None,
         h.form(id="choice", action="/", method="get")[
-            _filters(view, runs),
+            _filters(view, glances.runs),
             _chosen_on_other_pages(view, rows),
-            shell.live("runs", view.address(), table, seconds=SECONDS),
+            shell.live("runs", here, table, seconds=seconds),
             h.div(".actions")[
                 h.button(type="submit", formaction="/compare")["Compare the chosen runs"],
                 h.span(id="chosen", role="status"),
@@ -139,7 +147,7 @@ def respond(request: Request) -> Response:
 
 def export(request: Request) -> Response:
     """The table with all its columns, of the runs that are wanted."""
-    rows = View.of(request).select(request.app.state.library.glances())
+    rows = View.of(request).select(request.app.state.library.glances().runs)
     values = [[*(_raw(column, name, run) for column in COLUMNS), run.seed, _stages(run)] for name, run in rows]
     return shell.csv_file("runs.csv", [*(column.key for column in COLUMNS), "seed", "stages"], values)
 
@@ -153,9 +161,20 @@ def _stages(run: Glance) -> str:
     return ", ".join(stage.as_text() for stage in run.stages)
 
 
-def _count(runs: Mapping[str, Glance], rows: Rows) -> str:
-    all_ = counted(len(runs), "run")
-    return all_ if len(rows) == len(runs) else f"{len(rows)} of {all_}"
+def _count(glances: Glances, rows: Rows, root: Path) -> h.Element:
+    read, place = len(glances.runs), h.code[str(root)]
+    if glances.unread:
+        of = counted(read + glances.unread, "run")
+        more = f"; {len(rows)} of these are shown" if len(rows) < read else ""
+        return h.p[f"{read} of {of} in ", place, f" are read so far, the newest first{more}. The others follow."]
+    return h.p[f"{len(rows)} of " if len(rows) < read else "", counted(read, "run"), " in ", place, "."]
+
+
+def _all_read(request: Request, view: View, glances: Glances) -> h.Node:
+    """That a page which was made earlier can be had with all runs, where it is so now."""
+    if WAS_UNREAD not in request.query_params or glances.unread:
+        return None
+    return h.p["All runs are read: ", h.a(href=view.address())["load the page anew"], " to filter by what they hold."]
 
 
 def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:

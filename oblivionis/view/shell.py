@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LIVE_SECONDS = 3
 """How often a page asks for what goes on."""
+AGAIN = "x-seconds"
+"""The header by which a piece says after how many seconds it is to be asked for again."""
 PART = "part"
 """The part of an address by which a page asks for the piece of it that goes on, by its name."""
 
@@ -58,13 +60,13 @@ def live(name: str, address: str, content: h.Node, *, seconds: int = LIVE_SECOND
     )[body]
 
 
-def piece(request: Request, content: h.Node) -> Response:
-    """What `live` asked for; nothing where it is what the page has."""
+def piece(request: Request, content: h.Node, *, seconds: int = LIVE_SECONDS) -> Response:
+    """What `live` asked for; nothing where it is what the page has. It is asked for again after `seconds`."""
     body = str(h.fragment[content])
-    mark = _mark(body)
-    if request.headers.get("if-none-match") == mark:
-        return Response(status_code=304, headers={"etag": mark})
-    return HTMLResponse(body, headers={"etag": mark})
+    headers = {"etag": _mark(body), AGAIN: str(seconds)}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(body, headers=headers)
 
 
 def _mark(body: str) -> str:

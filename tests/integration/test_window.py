@@ -63,7 +63,8 @@ def test_a_mistake_is_told(tmp_path):
 def test_it_serves_this_machine_until_it_is_stopped(tmp_path):
     make_run(tmp_path)
     command = [sys.executable, "-m", "oblivionis.cli.main", "view", str(tmp_path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "OBLIVIONIS_CACHE": str(tmp_path / ".cache")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == f"1 run in {tmp_path}\n"

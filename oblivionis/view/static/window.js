@@ -18,8 +18,9 @@ function kept(piece) {
 async function renew(piece) {
   const headers = { "If-None-Match": piece.dataset.mark };
   const answer = await fetch(piece.dataset.live, { headers, credentials: "same-origin" });
+  if (!answer.ok && answer.status !== 304) throw new Error(String(answer.status));
+  piece.dataset.seconds = answer.headers.get("x-seconds");
   if (answer.status === 304) return;
-  if (!answer.ok) throw new Error(String(answer.status));
   piece.dataset.mark = answer.headers.get("etag");
   const text = await answer.text();
   const restore = kept(piece);

@@ -2,17 +2,24 @@
 
 import json
 import os
+import shutil
 import socket
+import sys
+import time
 
 import numpy as np
 import psutil
 import pytest
-from support.reports import make_run
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.reports import ask, bind, make_run
 
 from oblivionis.config import compose as configuration
 from oblivionis.reports import run_summary
+from oblivionis.runs import artifact_binding, run_status
 from oblivionis.runs.directory import Checkpoint
-from oblivionis.runs.run_status import DAMAGED, FINISHED, RUNNING, STOPPED, glance
+from oblivionis.runs.run_status import DAMAGED, FINISHED, RUNNING, STOPPED, glance, look, read
 
 
 def test_it_says_what_the_composed_configuration_says(tmp_path):
@@ -96,3 +103,165 @@ def test_every_configuration_that_is_written_can_be_read(tmp_path):
         (folder / "config.yaml").write_text(configuration.to_yaml(config))
         found = glance(folder)
         assert (found.state, found.model, found.data) == (STOPPED, config.model.name, config.data.name)
+
+
+LINES = (
+    *(
+        "a: 1",
+        "b: {c: [1, 2]}",
+        "a:",
+        "b: 'x",
+        "a: |",
+        "c: >-",
+        "b: &x 1",
+        "a: *x",
+        "a:b",
+        "b: [1,",
+        "c: x # y",
+        "a: b: c",
+    ),
+    *(
+        "  d: 2",
+        "  - 3",
+        "- 4",
+        "---",
+        "...",
+        "# note",
+        "",
+        "   ",
+        "\t",
+        "  'z'",
+        "]",
+        "  x",
+        "  <<: *x",
+        "? q",
+        "%TAG",
+    ),
+    *("a: 1\r", "b: 1\u20282", "c: \x85...", "a: !!python/name:os.system", "  ]", " 'y'", "a: 2001-01-01", "b: ~"),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(LINES), max_size=8), st.booleans())
+def test_blocks_that_are_read_one_by_one_say_what_the_whole_says(lines, ended):
+    text = "\n".join(lines) + "\n" * ended
+    blocks = [block for block in run_status._BLOCK.split(text) if block[:1] in tuple("abc")]
+
+    def outcome(of):
+        try:
+            return of()
+        except (yaml.YAMLError, ValueError) as error:
+            return type(error), str(error).splitlines()[0]
+
+    for _ in range(2):  # the second time some are known
+        whole = outcome(lambda: yaml.safe_load("".join(blocks)) or {})
+        found = outcome(lambda: run_status._mapping(blocks))
+        assert isinstance(found, tuple) == isinstance(whole, tuple) and (isinstance(whole, tuple) or found == whole)
+
+
+# -- what a run is read from ---------------------------------------------------------------------------------------
+
+OPENED, LISTED = "open", ("os.listdir", "os.scandir")
+events = None
+
+
+def note(event, args):
+    if events is not None and event in (OPENED, *LISTED) and isinstance(args[0], str | bytes | os.PathLike):
+        events.append((event, os.path.abspath(os.fsdecode(args[0]))))
+
+
+sys.addaudithook(note)
+
+
+def touched(path):
+    """What a run is read from: the files that are opened and the folders that are listed, as Python tells of each."""
+    global events
+    events = []
+    try:
+        read(path)
+    finally:
+        found, events = events, None
+    return {at for event, at in found if event == OPENED}, {at for event, at in found if event != OPENED}
+
+
+def everything(folder):
+    """A run with each kind of file that its ledger can name, and one that it names by hand."""
+    run, config = make_run(folder)
+    ask(run)
+    bind(run, config)
+    run.keep({"evaluations/finetune.states.safetensors": b"states", "environment.json": "{}", "odd/one.json": "{}"})
+    run.keep({"audits/request-r0.json": "{}", "judgements.json": "{}", "request_figures.json": "{}"})
+    for name in ("audits/leakage-unlearn/audit.json", "attacks/relearn/results.json"):
+        artifact_binding.measured(run, run.path / name, {})
+    return run
+
+
+def earlier(folder):
+    """A run by an earlier version, whose ledger names its files at the end alone."""
+    run, config = make_run(folder)
+    run.write_environment(seed=0)
+    artifact_binding.begin(run, config, "unlearn")
+    names = [p for pattern in artifact_binding.EARLIER for p in run.path.glob(pattern)]
+    files = {str(p.relative_to(run.path)): artifact_binding._file_hash(p) for p in names}
+    run.note("sealed", files=files, models={})
+    return run
+
+
+def stopped(folder):
+    run, _ = make_run(folder, ["finetune"], overrides=["stages=[finetune,retrain,unlearn,local]"])
+    run.save_checkpoint(Checkpoint("retrain", 1, np.zeros(2, np.float32), {}, {}), keep=1)
+    return run
+
+
+@pytest.fixture(scope="module", params=[everything, earlier, stopped])
+def made(request, tmp_path_factory):
+    return request.param(tmp_path_factory.mktemp("made")).path
+
+
+def changed(path):
+    """Another first byte, with the time of writing set back."""
+    before, data = path.stat(), path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_no_file_that_a_run_is_read_from_changes_unseen(made, tmp_path):
+    shutil.copytree(made, path := tmp_path / "run")
+    files, folders = touched(path)
+    reading = read(path)
+    assert reading.glance.state != DAMAGED and not reading.glance.nothing, reading.glance
+    assert str(path / "config.yaml") in files and len(files) > 2
+    for file in map(type(path), sorted(files)):
+        assert file.is_relative_to(path)
+        for change in (changed, lambda file: file.unlink()):
+            before, data = look(path, reading.others).digest, file.read_bytes()
+            time.sleep(0.02)  # a tick of the file system's clock
+            change(file)
+            assert look(path, reading.others).digest != before, file
+            file.write_bytes(data)
+    for folder in map(type(path), sorted(folders)):
+        names = ("new.json", "round-0009.safetensors", "new.states.safetensors", "request-new.json", "privacy.json")
+        for name in (*names, "retrain/round-0009.safetensors", "new/results.json", "leakage-new/audit.json"):
+            before, was = look(path, reading.others).digest, read(path)
+            time.sleep(0.02)
+            new = folder / name
+            if new.exists():
+                continue
+            new.parent.mkdir(exist_ok=True)
+            new.write_text("{}")
+            assert look(path, reading.others).digest != before or read(path) == was, new
+            new.unlink()
+
+
+def test_a_file_of_each_kind_that_is_edited_or_gone_is_told(tmp_path):
+    run = everything(tmp_path)
+    names = artifact_binding.check(run, with_models=False).files
+    assert len(names) > 12 and read(run.path).others == ("odd/one.json",)
+    for name in names:
+        file = run.path / name
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + b"@")
+        found = glance(run.path)
+        assert name in (found.nothing or found.note), found
+        file.write_bytes(data)
+        assert not glance(run.path).nothing

@@ -11,7 +11,9 @@ from support.window import Visitor, run_page
 from oblivionis.errors import RunError
 from oblivionis.runs.run_status import DAMAGED, FINISHED
 from oblivionis.view import library as module
+from oblivionis.view import run_readings
 from oblivionis.view.library import Library, NotThere
+from oblivionis.view.run_readings import Glances
 
 
 @pytest.fixture(autouse=True)
@@ -57,21 +59,24 @@ def test_too_many_and_too_deep_folders(tmp_path, made, monkeypatch):
     assert Library(tmp_path).found().cut
 
 
-def test_new_runs_appear_and_changed_ones_are_read_again(tmp_path, made):
+def test_new_runs_appear_and_changed_ones_are_read_again(tmp_path, made, monkeypatch):
+    monkeypatch.setattr(run_readings, "SETTLED_NS", 0)
     library = Library(tmp_path)
-    assert library.glances() == {}
+    assert library.glances() == Glances()
     copy(made, tmp_path / "one")
-    first = library.glances()["one"]
-    assert first.state == FINISHED and library.glances()["one"] is first
+    first = library.glances().runs["one"]
+    with monkeypatch.context() as patch:
+        patch.delattr(run_readings, "read")
+        assert first.state == FINISHED and library.glances().runs["one"] == first, "it is not read again"
     (tmp_path / "one" / "stages" / "unlearn.json").unlink()
-    assert library.glances()["one"].current.stage == "unlearn"
+    assert library.glances().runs["one"].current.stage == "unlearn"
     before = library.signature(tmp_path / "one")
     assert library.signature(tmp_path / "one") == before
     with open(tmp_path / "one" / "metrics.jsonl", "a") as file:
         file.write("\n")
     assert library.signature(tmp_path / "one") != before
     shutil.rmtree(tmp_path / "one")
-    assert library.glances() == {}
+    assert library.glances() == Glances()
     with pytest.raises(NotThere):
         library.run("one")
 
@@ -114,8 +119,8 @@ def test_links_that_lead_out_are_not_followed(tmp_path, made, place):
     for path in (run_page("one"), run_page("one", "metrics.csv"), "/compare?run=one"):
         answer = visitor.get(path)
         assert answer.status_code == 422 and "leads out" in answer.text
-    if place != "evaluations" and place != "deep/er/link":
-        found = visitor.library.glances()["one"]
+    if place != "deep/er/link":
+        found = visitor.library.glances().runs["one"]
         assert found.state == DAMAGED and "leads out" in found.note
     assert visitor.get("/").status_code == 200
 
