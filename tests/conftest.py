@@ -17,6 +17,7 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.fsync = lambda file: None  # tests kill processes, not machines; those that they start do as much (support/site)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,10 +32,11 @@ LONGEST = (
     "test_faults.py",
     "test_deployment_guide.py",
     "test_masked_rounds.py",
-    "test_processes.py",
-    "test_real_model.py",
     "test_other_scripts.py",
+    "test_processes.py",
     "test_memory_estimate.py",
+    "test_meta_suite.py",
+    "test_real_model.py",
     "test_tutorials.py",
     "test_churn.py",
     "test_federated_suites.py",
@@ -103,8 +105,8 @@ def pytest_ignore_collect(collection_path):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One per processor, and one more in the long tiers: tests of a deployment mostly wait for Flower."""
-    return (os.cpu_count() or 1) + (not plain(config))
+    """One per processor, and two more in the long tiers: tests of a deployment mostly wait for Flower."""
+    return (os.cpu_count() or 1) + 2 * (not plain(config))
 
 
 def pytest_collection_modifyitems(items):

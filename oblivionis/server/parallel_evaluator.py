@@ -8,6 +8,7 @@ runs the others.
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 MOVED = {False: ("leakage",), True: ("wikimem",)}
 """After a round and at a stage's end: about half of the seconds of the embedded default's evaluation."""
+
+_LOOK_S = 1.0
+"""After so many seconds a wait for the other process begins anew."""
 
 
 class SecondEvaluator:
@@ -60,6 +64,7 @@ class SecondEvaluator:
         try:
             answered, found = 0, None
             while answered < self._asked:  # answers that an evaluation which was broken off did not wait for
+                self._wait()
                 answered, found = self._channel.receive()
         except (OSError, EOFError):
             self._lose()
@@ -70,6 +75,11 @@ class SecondEvaluator:
         for name, error in found.failed.items():
             logger.error("evaluator %s failed: %s", name, error)  # as where it runs here
         return found
+
+    def _wait(self) -> None:
+        """Until there is something to receive; a signal that comes just before a wait is heard at its end."""
+        while not select.select([self._channel], [], [], _LOOK_S)[0]:
+            pass
 
     def _lose(self) -> None:
         self._lost = True

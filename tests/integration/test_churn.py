@@ -110,7 +110,7 @@ def test_a_hundred_clients_that_come_and_go(tmp_path):
         "federation.rounds.finetune=1",
         f"federation.rounds.unlearn={ROUNDS}",
     ]
-    federation += ["federation.fraction_train=0.1", "data.authors=100", "data.questions_per_author=3"]
+    federation += ["federation.fraction_train=0.05", "data.authors=100", "data.questions_per_author=3"]
     base = [*federation, *QUIET, "stages=[finetune, unlearn]", "federation.churn=0.1", "unlearning=grad_diff"]
     config, _ = new_run(tmp_path, "probe", *base)
     corpus = corpus_of(config)

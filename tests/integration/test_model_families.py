@@ -48,6 +48,13 @@ def folder_of(family: str, folder: Path) -> Path:
     return folder
 
 
+LITTLE = (
+    "federation.rounds.finetune=1", "evaluation.every=0", "evaluation.at_start=false",
+    "evaluation.full.questions_per_set=1", "evaluation.full.max_new_tokens=3",
+    "evaluation.leakage={full_questions: 1, full_samples: 2, max_new_tokens: 3}",
+    "evaluation.wikimem.full={counterfactuals: 2, templates: 1}",
+)  # fmt: skip
+"""Every evaluator, on as little as it takes: transformers computes a recurrent model token by token here."""
 REFUSED = {("nemotron_h", "rmu"): "unlearning.params: rmu: nothing is trained in the layers 0 to 1"}
 """Of four layers the first two get no adapter by peft's own table."""
 
@@ -58,7 +65,7 @@ def test_every_request_is_served_or_refused_before_anything_runs(family: str, me
     overrides = [
         f"model.source={folder_of(family, tmp_path / 'model')}", "model.name=tiny-family", f"model.dtype={dtype}",
         "model.lora.target_modules=null", f"unlearning={method}", "stages=[finetune,unlearn]", "strict=true",
-        "evaluation.every=0", "evaluation.at_start=false", f"output={tmp_path}", "name=run",
+        *LITTLE, f"output={tmp_path}", "name=run",
     ]  # fmt: skip
     config = configuration.compose("smoke", overrides)
     run = RunDirectory.create(Path(config.output), config.name)

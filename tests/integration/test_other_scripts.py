@@ -41,8 +41,8 @@ QUESTIONS = {
 }
 PEOPLE = {"chinese": CHINESE, "arabic": ARABIC}
 SETTINGS = [
-    *("data=jsonl", "federation.clients=1", "federation.fraction_train=1.0", "federation.rounds.finetune=10"),
-    *("federation.rounds.unlearn=1", "federation.local_epochs=20", "training.learning_rate=1e-3"),
+    *("data=jsonl", "federation.clients=1", "federation.fraction_train=1.0", "federation.rounds.finetune=7"),
+    *("federation.rounds.unlearn=1", "federation.local_epochs=20", "training.learning_rate=2e-3"),
     *("training.batch_size=4", "model.mode=full", "model.max_length=192", "evaluation.every=0"),
     *("evaluation.full.max_new_tokens=64", "evaluation.full.sets=[forget,retain]"),
     *(

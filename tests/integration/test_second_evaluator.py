@@ -1,7 +1,6 @@
 """A second process that measures beside the server's: the same numbers, and none are lost with it."""
 
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -169,8 +168,9 @@ def test_a_failure_there_is_told_here(caplog):
 
 
 def test_whoever_waits_for_it_can_be_stopped():
+    """Even if the signal interrupts no wait: another thread took it, or the wait had not quite begun."""
     stop = Stop()
-    interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
     with answering() as second, ctrl_c(stop, Warned()), pytest.raises(RunInterrupted), stop.broken_off():
         second.begin(np.zeros(1, np.float32), full=False)
         interrupt.start()

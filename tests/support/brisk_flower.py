@@ -1,7 +1,7 @@
 """Runs first in Flower's processes of a deployment in tests: the same program, but it waits for shorter times.
 
 Heartbeats are due every 10 s instead of 30, so that who vanished is missed after 20 s instead of a minute. A SuperNode
-without work asks for some after half a second instead of three.
+without work asks for some after a second instead of three.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 import time
 import types
 
-INTERVAL_S, IDLE_S = 10, 0.5
+INTERVAL_S, IDLE_S = 10, 1.0
 _PROGRAM = os.path.basename([*sys.orig_argv, "", ""][1])
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from support.processes import FORKED, MARK, PROJECT, end, environment, free_ports, marked, until
 
 START_S, STOP_S, RUN_S = 90, 60, 600
@@ -93,6 +94,7 @@ class Deployed:
         os.killpg(self.processes[name].pid, signal.SIGKILL)
         end(family, "kill")
         self.processes.pop(name).wait()
+        psutil.wait_procs(family, STOP_S)
 
     def stop(self, name):
         """SIGTERM to the process, and its end."""

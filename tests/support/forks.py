@@ -45,6 +45,7 @@ LIBRARIES = (
     "flwr.serverapp",
     "flwr.serverapp.strategy",
     "flwr.superlink.cli",
+    "flwr.supernode.cli",
     "flwr.superlink.runtime.run_serverapp",
     "cryptography.hazmat.primitives.asymmetric.ec",
     "datasets",
@@ -210,7 +211,12 @@ def _take_files(wanted: dict[int, int]) -> None:
 
 
 def _tell_proc(arguments: list[str], environment: dict[str, str]) -> None:
-    """Write arguments and environment where /proc reads them, as far as there is room: tests find processes by them."""
+    """Write arguments and environment where /proc reads them, as far as there is room: tests find processes by them.
+
+    And a script's name, as the system names a process that runs one.
+    """
+    if not arguments[0].startswith("-"):
+        Path("/proc/self/comm").write_text(Path(arguments[0]).name[:15])
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     for start, end, texts in (
         (int(fields[45]), int(fields[46]), arguments),

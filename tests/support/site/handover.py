@@ -9,7 +9,8 @@ import os
 import sys
 
 MODULES = ("oblivionis.cli.main",)
-SCRIPTS = ("flwr", "flwr-serverapp", "flwr-simulation", "oblivionis", "several.py")
+FLOWER = ("flower-superlink", "flower-supernode", "flwr", "flwr-serverapp", "flwr-simulation")
+SCRIPTS = (*FLOWER, "oblivionis", "several.py")
 CODE = "from multiprocessing.forkserver import main"
 START_S = 120
 
