@@ -8,9 +8,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from support.inprocess import InProcessGrid
 
 from oblivionis.client.app import app
-from oblivionis.server.held_reply_workaround import AGAIN_S, PATIENCE_S, NudgingGrid
+from oblivionis.server.grids import AGAIN_S, PATIENCE_S, NudgingGrid
 from strategies import message_keys
-from strategies.rounds.grid_proxy import PassingGrid
+from strategies.rounds.grids import PassingGrid
 
 
 class SuperNodes(PassingGrid):
