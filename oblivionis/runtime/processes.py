@@ -50,7 +50,7 @@ class ForkedClient(ClientProcess):
 
     def end(self) -> None:
         self._ended = True
-        self._forks.kill(self._forked.pid)
+        self._forked.kill()
         self._forked.channel.hang_up()  # what the process has started may hold its end open
 
     def _reason(self) -> str:
