@@ -126,10 +126,17 @@ class _Waiting:
 
 
 class NudgingGrid(PassingGrid):
-    """Passes everything on to `grid`; nodes whose answers are asked for in vain get a `protocol.NUDGE`.
+    """Passes everything on to `grid`; nodes whose answers are asked for in vain get a `message_keys.NUDGE`.
 
-    At most one is on its way to a node. What comes back for it is dropped. For grids of real nodes, each of which holds
-    one message at a time.
+    A SuperNode that is receiving a message when its run ends (the ServerApp or the SuperLink died, or was stopped)
+    keeps it: in `flwr.supernode.start_client_internal._pull_and_store_message` a `RunNotRunningException`, which is no
+    `Exception`, passes by the clause that deletes message and task. A ClientApp answers it, nobody waits for that, and
+    `_push_messages` sends it in the place of the next message's answer, whose own stays until one more comes. So it is
+    one answer behind in every later run, and a server that waits before it sends more waits for ever. This is so in
+    Flower 1.41 and 1.42; a test fails once it is not.
+
+    At most one nudge is on its way to a node. What comes back for it is dropped. For grids of real nodes, each of which
+    holds one message at a time.
     """
 
     def __init__(self, grid: Grid, clock: Callable[[], float] = time.monotonic) -> None:

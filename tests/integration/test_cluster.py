@@ -1,15 +1,17 @@
 """Clients simulated on a Ray cluster: two nodes of one on this machine."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from support import ray_cluster as started_cluster
 from support.commands import call
+from support.simulations import Command
 
 from oblivionis import __version__
 from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.server import ray_cluster
+from oblivionis.server import ray_cluster, ray_runtime
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,27 @@ def test_a_run_on_a_cluster_of_two_machines(two_machines, tmp_path):
         import ray
 
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2, "the cluster outlives the run"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
+def test_a_run_says_that_others_have_the_cores_and_ends(two_machines, tmp_path):
+    held = ray_runtime.running(address=two_machines.address, log_to_driver=False)
+    settings = ["stages=[finetune]", "federation.wait_for_clients=7", f"output={tmp_path}", "name=run"]
+    with held:
+        import ray
+
+        others = [ray.remote(Counter).options(num_cpus=1).remote() for _ in range(2)]
+        ray.get([one.__ray_ready__.remote() for one in others])
+        command = Command(tmp_path, "simulate", "smoke", f"federation.ray_address={two_machines.address}", *settings)
+        try:
+            assert command.finish() == 1, command.output
+        finally:
+            command.end()
+    said = " ".join(command.output.split())
+    assert "waiting up to 7 s for a machine of the Ray cluster with 1 CPU core free for a client" in said
+    assert "no machine had 1 CPU core free for a client within 7 s (federation.wait_for_clients)" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
