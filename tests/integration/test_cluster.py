@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import ray_cluster as started_cluster
 from support.commands import call
-from support.simulations import Command
+from support.simulations import RUN, Command, computed
 
 from oblivionis import __version__
 from oblivionis.errors import RunError
@@ -16,7 +16,7 @@ from oblivionis.server import ray_cluster, ray_runtime
 
 @pytest.fixture(scope="module")
 def two_machines():
-    with started_cluster.two_machines() as (found, _):
+    with started_cluster.two_machines(num_cpus=2) as (found, _):
         yield found
 
 
@@ -27,13 +27,14 @@ def clients_of(machines):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_cluster_of_two_machines(two_machines, tmp_path):
-    address = f"federation.ray_address={two_machines.address}"
-    result = call("simulate", "smoke", "stages=[finetune, unlearn]", f"output={tmp_path}", "name=run", address)
-    assert result.code == 0, result.err
+def test_a_run_on_a_cluster_of_two_machines_computes_what_own_processes_do(two_machines, tmp_path):
+    for name, where in (("cluster", [f"federation.ray_address={two_machines.address}"]), ("processes", [])):
+        result = call("simulate", *RUN, f"output={tmp_path}", f"name={name}", *where)
+        assert result.code == 0, result.err
     assert clients_of(two_machines), "the clients ran elsewhere"
-    run = RunDirectory.open(tmp_path / "run")
-    assert run.stage_summary("unlearn")["requests"] and not run.held_by()
+    assert computed(tmp_path / "cluster") == computed(tmp_path / "processes")
+    run = RunDirectory.open(tmp_path / "cluster")
+    assert not run.held_by()
     with ray_cluster.cluster(two_machines.address, run.path):
         import ray
 
@@ -48,7 +49,7 @@ def test_a_run_says_that_others_have_the_cores_and_ends(two_machines, tmp_path):
     with held:
         import ray
 
-        others = [ray.remote(Counter).options(num_cpus=1).remote() for _ in range(2)]
+        others = [ray.remote(Counter).options(num_cpus=2).remote() for _ in range(2)]
         ray.get([one.__ray_ready__.remote() for one in others])
         command = Command(tmp_path, "simulate", "smoke", f"federation.ray_address={two_machines.address}", *settings)
         try:
