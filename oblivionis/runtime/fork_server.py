@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,22 @@ _inside = False
 class Forked:
     """A forked process: what is sent to it, and its id.
 
-    handle: of the system, of this process alone, where there are such (Linux); another process may have its id later.
+    handle: of the system, of this process alone, where there are such (Linux), for another one may have its id later;
+    ended: the processes of which it is known that they have ended.
     """
 
-    def __init__(self, channel: Channel, pid: int, handle: int | None) -> None:
-        self.channel, self.pid, self._handle = channel, pid, handle
+    def __init__(self, channel: Channel, pid: int, handle: int | None, ended: Collection[int]) -> None:
+        self.channel, self.pid, self._handle, self._known_to_have_ended = channel, pid, handle, ended
         if handle is not None:
             weakref.finalize(self, os.close, handle)
 
     def kill(self) -> None:
         """End the process at once, if it has not ended yet."""
         with contextlib.suppress(OSError):
-            if self._handle is None:
-                os.kill(self.pid, signal.SIGKILL)
-            else:
+            if self._handle is not None:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            elif self.pid not in self._known_to_have_ended:
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class ForkServer:
@@ -72,6 +73,7 @@ class ForkServer:
                 self._control.send((function, name, {**os.environ, **(environment or {})}, os.getcwd()))
                 socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
                 if pid := self._answer():
+                    self._ended.pop(pid, None)  # an earlier process had its id
                     handle = next(iter(socket.recv_fds(self._socket, 1, 1)[1]), None)
             except (EOFError, ConnectionError):
                 ours.close()
@@ -79,7 +81,7 @@ class ForkServer:
         if pid == 0:
             ours.close()
             raise OSError("no process can be started: is memory short?")
-        return Forked(Channel(ours), pid, handle)
+        return Forked(Channel(ours), pid, handle, self._ended)
 
     def exit_code(self, pid: int, timeout_s: float = _ENDS_S) -> int | None:
         """How a process ended: its exit code, or minus the signal's number; None where it has not ended in time."""
@@ -115,9 +117,8 @@ def fork_server(
     in each process; what it raises is lost.
 
     environment: variables that are set before a library is imported, unless the user has set them. RunError where the
-    system cannot fork; RuntimeError in a
-    process that a fork server has forked or will fork: a script that begins one when it is imported would do so for
-    ever.
+    system cannot fork; RuntimeError in a process that a fork server has forked or will fork: a script that begins one
+    when it is imported would do so for ever.
     """
     if not hasattr(os, "fork"):
         raise RunError("clients are simulated on Linux and macOS; on Windows, use the Windows Subsystem for Linux")
@@ -135,9 +136,9 @@ def fork_server(
             pass_fds=[theirs.fileno()],
         )
     try:
-        forks = ForkServer(ours)
-        Channel(ours).send(prepare)
-        yield forks
+        with contextlib.suppress(OSError):  # that it has ended is told to who asks for a process
+            Channel(ours).send(prepare)
+        yield ForkServer(ours)
     finally:
         ours.close()
         process.terminate()  # it ignores this once it serves, and then ends since the socket is closed

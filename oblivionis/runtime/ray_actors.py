@@ -65,7 +65,7 @@ def client_actors(
     found = [RayClient(app, cpus, gpus) for _ in range(count)]
     try:
         cores = counted(cpus, "CPU core")
-        _wait_for_one(found, f"{cores} and {gpus:g} GPUs" if gpus else cores, wait_s, tell)
+        _wait_for_one(found, f"{cores} and {counted(gpus, 'GPU')}" if gpus else cores, wait_s, tell)
         yield found
     finally:
         for actor in found:
