@@ -41,7 +41,7 @@ class ForkedClient(ClientProcess):
         try:
             self._forked.channel.send((message, context))
             found = self._forked.channel.receive()
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             raise ClientProcessDied("" if self._ended else self._reason()) from None
         if isinstance(found, Raised):
             log(ERROR, "%s\n%s", found.text, found.trace)
