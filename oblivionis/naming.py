@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from pathlib import Path
@@ -48,6 +49,7 @@ _ONE_SIGN = str.maketrans({**dict.fromkeys(_APOSTROPHES, "'"), "\u06cc": "\u064a
 """Apostrophes, and the two letters (yeh, kaf) that Arabic and Persian keyboards write by different characters."""
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def subject_key(name: str) -> str:
     """The name of a subject without what does not tell two apart.
 

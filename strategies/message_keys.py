@@ -18,7 +18,7 @@ EVALUATE: Final = "evaluate"
 QUERY: Final = "query"
 """Ask a node for its partition id, and with `LEDGER` in the config for the deletion requests made on it."""
 NUDGE: Final = "query.nudge"
-"""An empty message, to see whether a client answers (`oblivionis/server/held_reply_workaround.py`)."""
+"""An empty message, to see whether a client answers (`oblivionis/server/grids.py`)."""
 
 ARRAYS: Final = "arrays"
 """The ArrayRecord with the global model, in both directions."""

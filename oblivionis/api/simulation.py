@@ -45,6 +45,8 @@ def simulated_clients(client_app: str, clients: int, *, processes: int | None = 
         If a process cannot be started.
     RuntimeError
         In a script that is imported for its ClientApp and has no such guard.
+    RunError
+        On Windows, which cannot fork processes.
     """
     module, colon, _ = client_app.partition(":")
     if not colon:

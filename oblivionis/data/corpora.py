@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from oblivionis.errors import OblivionisError
 Cutter = Callable[[], tuple[Any, int]]
 """The tokenizer of the model, and how many of its tokens a piece of text may have."""
 NEVER_TRAINED = ("holdout", "reference")
+_kept: dict[str, tuple[Data, Corpus]] = {}
 
 
 def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
@@ -30,7 +32,19 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
     cutter: what cuts texts into records; data that are texts need it (OblivionisError).
 
     Of `node` data it holds the server's own questions and no training record: those are the clients' own.
+
+    What comes with the program is the same each time; the last such corpus is kept, for large ones take seconds.
     """
+    traits = dataset_traits.of(data.name)
+    if traits.texts or not traits.built_in:
+        return _loaded(data, cutter)
+    kept = _kept.get("last")
+    if kept is None or kept[0] != data:
+        kept = _kept["last"] = (copy.deepcopy(data), _loaded(data, cutter))
+    return kept[1]
+
+
+def _loaded(data: Data, cutter: Cutter | None) -> Corpus:
     corpus = _as_the_source_says(data, cutter)
     if data.forget_subjects is not None:
         corpus = forgetting(corpus, data.forget_subjects)

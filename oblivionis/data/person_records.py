@@ -13,6 +13,7 @@ A record with triples states a fact when one of its triples does. Without triple
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -148,6 +149,7 @@ def contains(text: str, value: str, *, any_order: bool = False) -> bool:
     return found is not None and _begins_a_word(text, found.dest_start)
 
 
+@functools.lru_cache(maxsize=256)
 def _whole(words: str) -> re.Pattern[str]:
     """`words` between word boundaries, in any letter case and with any white space between them."""
     spaced = r"\s+".join(map(re.escape, words.split()))

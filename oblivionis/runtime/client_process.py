@@ -45,7 +45,7 @@ def serve(channel: Channel) -> None:
         asked = channel.receive()
         try:
             channel.send(broken or host.answer(*asked))
-        except OSError:
+        except ConnectionError:
             raise
         except Exception as error:
             channel.send(Raised.of(error, "what the ClientApp gives cannot be sent: "))

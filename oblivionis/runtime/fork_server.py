@@ -18,10 +18,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from oblivionis.errors import RunError
 from oblivionis.runtime.transfer import Channel
 
 _ENDS_S = 10.0
@@ -29,12 +31,25 @@ _inside = False
 """Whether this process is a fork server or forked from one."""
 
 
-@dataclass(frozen=True)
 class Forked:
-    """A forked process: what is sent to it, and its id."""
+    """A forked process: what is sent to it, and its id.
 
-    channel: Channel
-    pid: int
+    handle: of the system, of this process alone, where there are such (Linux), for another one may have its id later;
+    ended: the processes of which it is known that they have ended.
+    """
+
+    def __init__(self, channel: Channel, pid: int, handle: int | None, ended: Collection[int]) -> None:
+        self.channel, self.pid, self._handle, self._known_to_have_ended = channel, pid, handle, ended
+        if handle is not None:
+            weakref.finalize(self, os.close, handle)
+
+    def kill(self) -> None:
+        """End the process at once, if it has not ended yet."""
+        with contextlib.suppress(OSError):
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            elif self.pid not in self._known_to_have_ended:
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class ForkServer:
@@ -52,18 +67,21 @@ class ForkServer:
         own. OSError where the fork server has ended, or there is no memory for another process.
         """
         ours, theirs = socket.socketpair()
+        handle: int | None = None
         with self._lock, theirs:
             try:
                 self._control.send((function, name, {**os.environ, **(environment or {})}, os.getcwd()))
                 socket.send_fds(self._socket, [b"\0"], [theirs.fileno()])
-                pid = self._answer()
+                if pid := self._answer():
+                    self._ended.pop(pid, None)  # an earlier process had its id
+                    handle = next(iter(socket.recv_fds(self._socket, 1, 1)[1]), None)
             except (EOFError, ConnectionError):
                 ours.close()
                 raise OSError("the process that starts the others has ended: is memory short?") from None
         if pid == 0:
             ours.close()
             raise OSError("no process can be started: is memory short?")
-        return Forked(Channel(ours), pid)
+        return Forked(Channel(ours), pid, handle, self._ended)
 
     def exit_code(self, pid: int, timeout_s: float = _ENDS_S) -> int | None:
         """How a process ended: its exit code, or minus the signal's number; None where it has not ended in time."""
@@ -78,12 +96,6 @@ class ForkServer:
                     return None
             return self._ended[pid]
 
-    def kill(self, pid: int) -> None:
-        """End a process at once; one that has ended is left alone, whoever has its id by now."""
-        if pid not in self._ended:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-
     def _answer(self) -> int:
         """The id of the forked process; processes that end meanwhile are noted."""
         while not isinstance(found := self._control.receive(), int):
@@ -96,13 +108,20 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[ForkServer]:
+def fork_server(
+    modules: Sequence[str], environment: Mapping[str, str], prepare: tuple[str, object] | None = None
+) -> Iterator[ForkServer]:
     """A fork server that imports `modules` first. What it has forked ends with it.
 
-    environment: variables that are set before a library is imported, unless the user has set them. RuntimeError in a
-    process that a fork server has forked or will fork: a script that begins one when it is imported would do so for
-    ever.
+    prepare: a function, as "module:name", that is then called with this value, so that what it keeps need not be made
+    in each process; what it raises is lost.
+
+    environment: variables that are set before a library is imported, unless the user has set them. RunError where the
+    system cannot fork; RuntimeError in a process that a fork server has forked or will fork: a script that begins one
+    when it is imported would do so for ever.
     """
+    if not hasattr(os, "fork"):
+        raise RunError("clients are simulated on Linux and macOS; on Windows, use the Windows Subsystem for Linux")
     if _inside:
         raise RuntimeError('a script whose ClientApp is simulated starts what it runs by if __name__ == "__main__":')
     ours, theirs = socket.socketpair()
@@ -117,6 +136,8 @@ def fork_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
             pass_fds=[theirs.fileno()],
         )
     try:
+        with contextlib.suppress(OSError):  # that it has ended is told to who asks for a process
+            Channel(ours).send(prepare)
         yield ForkServer(ours)
     finally:
         ours.close()
@@ -140,9 +161,13 @@ def serve(end: socket.socket, modules: Sequence[str]) -> None:
     for name in modules:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
+    control = Channel(end)
+    with contextlib.suppress(Exception, SystemExit):
+        if prepare := control.receive():
+            _named(prepare[0])(prepare[1])
     gc.collect()
     gc.freeze()  # a child's garbage collector touches none of this, so that the memory stays shared
-    control, children, ended = Channel(end), set[int](), os.pipe()
+    children, ended = set[int](), os.pipe()
     for number in ended:
         os.set_blocking(number, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -171,11 +196,30 @@ def serve(end: socket.socket, modules: Sequence[str]) -> None:
                 if pid > 0:
                     children.add(pid)
                 control.send(max(pid, 0))
+                if pid > 0:
+                    _send_handle(end, pid)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     for pid in children:
         os.waitpid(pid, 0)
     os.killpg(0, signal.SIGKILL)  # this process, and what those have started
+
+
+def _send_handle(end: socket.socket, pid: int) -> None:
+    """Send a byte, with a handle of the child where the system has them: until it is waited for its id is its own."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        end.send(b"\0")
+        return
+    socket.send_fds(end, [b"\0"], [handle])
+    os.close(handle)
+
+
+def _named(function: str) -> Callable[[Any], None]:
+    """The function "module:name"."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _become(function: str, name: str, environment: Mapping[str, str], folder: str, channel: int) -> None:
@@ -194,10 +238,9 @@ def _become(function: str, name: str, environment: Mapping[str, str], folder: st
         os.chdir(folder)
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(name)
-        module, _, attribute = function.partition(":")
         asked = Channel(socket.socket(fileno=3))
         os.register_at_fork(after_in_child=asked.close)  # or nobody would hear that this process has ended
-        getattr(importlib.import_module(module), attribute)(asked)
+        _named(function)(asked)
         code = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         code = 0  # who asked has ended

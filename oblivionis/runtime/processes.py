@@ -41,7 +41,7 @@ class ForkedClient(ClientProcess):
         try:
             self._forked.channel.send((message, context))
             found = self._forked.channel.receive()
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             raise ClientProcessDied("" if self._ended else self._reason()) from None
         if isinstance(found, Raised):
             log(ERROR, "%s\n%s", found.text, found.trace)
@@ -50,7 +50,7 @@ class ForkedClient(ClientProcess):
 
     def end(self) -> None:
         self._ended = True
-        self._forks.kill(self._forked.pid)
+        self._forked.kill()
         self._forked.channel.hang_up()  # what the process has started may hold its end open
 
     def _reason(self) -> str:

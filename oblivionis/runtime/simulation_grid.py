@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from logging import ERROR
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from oblivionis.runtime.client_process import Raised
 from strategies import message_keys
 from strategies.errors import FederationError
-from strategies.flower_internals import CLIENT_APP_RAISED, NodeInfo, identify_process, log, set_message_id
+from strategies.flower_internals import CLIENT_APP_RAISED, log, set_message_id
+from strategies.rounds.grids import LocalGrid
 
 _RUN = 1
 _PARTITION, _PARTITIONS = "partition-id", "num-partitions"
@@ -43,7 +43,7 @@ class ClientProcess(ABC):
         """End the process at once, whatever it is doing."""
 
 
-class SimulationGrid(Grid):
+class SimulationGrid(LocalGrid):
     """`clients` nodes, whose messages `processes` answer in the order in which they were sent.
 
     A node's id is that of its partition, and what it keeps between messages stays here: it answers one message at a
@@ -56,7 +56,7 @@ class SimulationGrid(Grid):
     """
 
     def __init__(self, processes: Sequence[ClientProcess], clients: int, limits: Mapping[str, int]) -> None:
-        identify_process()
+        super().__init__()
         self._clients, self._limits = clients, limits
         self._processes = processes
         self._contexts: dict[int, Context] = {}
@@ -89,23 +89,8 @@ class SimulationGrid(Grid):
         """Partition by node id."""
         return {partition + 1: partition for partition in range(self._clients)}
 
-    def set_run(self, run) -> None:
-        """Nothing: there is one run."""
-
-    @property
-    def run(self):
-        raise NotImplementedError("a simulation has no run of Flower's")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def get_node_ids(self) -> Iterable[int]:
         return self.partitions().keys()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, which are worked off in this order; returns their ids."""

@@ -33,25 +33,23 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, value: object) -> None:
-        """Send an object. OSError where nobody is left to receive it."""
-        buffers: list[pickle.PickleBuffer] = []
+        """Send an object. OSError where nobody is left to receive it, or no memory for it: then nothing is sent."""
         stream = io.BytesIO()
-        _Pickler(stream, buffers).dump(value)
+        views = _Pickler(stream).split(value)
         text = stream.getbuffer()
-        views = [buffer.raw() for buffer in buffers]
         size = sum(view.nbytes for view in views)
-        self._socket.sendall(_HEADER.pack(text.nbytes, size))
-        self._socket.sendall(text)
-        if not size:
-            return
-        memory = os.memfd_create("oblivionis")
-        try:
-            for view in views:
-                while view.nbytes:
-                    view = view[os.write(memory, view) :]
-            socket.send_fds(self._socket, [b"\0"], [memory])
-        finally:
-            os.close(memory)
+        with contextlib.ExitStack() as inside:
+            memory = None
+            if size:  # before anything is sent: where there is no room, the other end waits for the next object
+                memory = os.memfd_create("oblivionis")
+                inside.callback(os.close, memory)
+                for view in views:
+                    while view.nbytes:
+                        view = view[os.write(memory, view) :]
+            self._socket.sendall(_HEADER.pack(text.nbytes, size))
+            self._socket.sendall(text)
+            if memory is not None:
+                socket.send_fds(self._socket, [b"\0"], [memory])
 
     def receive(self) -> Any:
         """The next object. EOFError where the other end is closed."""
@@ -85,18 +83,26 @@ class Channel:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the contents of large arrays to the caller, who gets them in `buffers`."""
+    """Leaves out the contents of large arrays, Flower's (bytes) and NumPy's (buffers)."""
 
-    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+    def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=5)
-        self._buffers, self._end = buffers, 0
+        self._views, self._end = list[memoryview](), 0
 
-    def persistent_id(self, obj: object) -> tuple[int, int] | None:
-        if not (SHARED and isinstance(obj, bytes) and len(obj) >= _LARGE):
+    def split(self, value: object) -> list[memoryview]:
+        """Write `value` to the stream, without the contents that are returned."""
+        self.dump(value)
+        return self._views
+
+    def persistent_id(self, obj: object) -> tuple[int, int, bool] | None:
+        if not (SHARED and isinstance(obj, bytes | pickle.PickleBuffer)):
             return None
-        self._buffers.append(pickle.PickleBuffer(obj))
-        first, self._end = self._end, self._end + len(obj)
-        return first, self._end
+        view = pickle.PickleBuffer(obj).raw()
+        if view.nbytes < _LARGE:
+            return None
+        self._views.append(view)
+        first, self._end = self._end, self._end + view.nbytes
+        return first, self._end, view.readonly
 
 
 class _Unpickler(pickle.Unpickler):
@@ -106,6 +112,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(text))
         self._content = content
 
-    def persistent_load(self, pid: Any) -> bytes:
-        first, end = pid
-        return self._content[first:end]
+    def persistent_load(self, pid: Any) -> bytes | bytearray:
+        first, end, readonly = pid
+        found = self._content[first:end]
+        return found if readonly else bytearray(found)

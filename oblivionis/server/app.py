@@ -27,12 +27,9 @@ from oblivionis.runs.failed_evaluators import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.runtime.simulation_grid import SimulationGrid
-from oblivionis.server.held_reply_workaround import NudgingGrid
+from oblivionis.server.grids import wrapped
 from oblivionis.server.run_context import Server
 from oblivionis.server.stages import run_stages
-from oblivionis.server.stoppable_grid import StoppableGrid
-from oblivionis.server.worker_crashes import WatchedGrid
-from strategies.rounds.simulated_dropout import ChurningGrid
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -148,15 +145,8 @@ def serve(
     artifact_binding.require_intact(run)
     registered = registrations() if deployed(grid) else None
     simulated, roster = _simulated(grid), grid.partitions if isinstance(grid, SimulationGrid) else None
-    if of_flowers_simulation(grid):
-        grid = WatchedGrid(grid)
-    if deployed(grid):
-        grid = NudgingGrid(grid)
-    if config.federation.churn:
-        grid = ChurningGrid(grid, config.federation.churn, config.seed)
-    stoppable = StoppableGrid(grid, stop, events.arrived)
     server = Server(
-        *(config, stoppable, run, events, stop, registered),
+        *(config, wrapped(grid, config, stop, events.arrived), run, events, stop, registered),
         simulated=simulated,
         roster=roster,
         remote_evaluator=remote_evaluator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from importlib import metadata
 
+from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.flower.names import ENVIRONMENT
 from oblivionis.models.fork_safe_imports import forkable
@@ -16,6 +17,7 @@ OF_CLIENTS = (
     "oblivionis.client.worker",
     "oblivionis.client.app",
 )
+_RECORDS = "oblivionis.models.configured_corpus:load_built_in"
 VARIABLES = {**ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """Of the environment of a simulation's processes."""
 
@@ -23,4 +25,5 @@ VARIABLES = {**ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_P
 def client_fork_server(config: Config) -> AbstractContextManager[ForkServer]:
     """A fork server whose processes have what a client needs, and the threads that the configuration gives one."""
     names = OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
-    return fork_server(names, {**VARIABLES, "OMP_NUM_THREADS": str(config.federation.client_cpus)})
+    threads = {"OMP_NUM_THREADS": str(config.federation.client_cpus)}
+    return fork_server(names, {**VARIABLES, **threads}, (_RECORDS, configuration.to_yaml(config)))

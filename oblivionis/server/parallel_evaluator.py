@@ -102,7 +102,7 @@ def second_evaluator(config: Config, forks: ForkServer, events: Events) -> Itera
         yield None if process is None else SecondEvaluator(process.channel, here, there, events)
     finally:
         if process is not None:
-            forks.kill(process.pid)
+            process.kill()
 
 
 def serve(channel: Channel) -> None:

@@ -38,7 +38,7 @@ from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import Keys, KnownNodes
 from oblivionis.runs.privacy import Account, open_account
 from oblivionis.runs.progress import Events
-from oblivionis.server.stoppable_grid import StoppableGrid
+from oblivionis.server.grids import StoppableGrid
 from oblivionis.server.update_bounds_settings import bounds_of
 from strategies import message_keys
 from strategies.privacy.private_mean import PrivateMean

@@ -77,7 +77,7 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServe
         try:
             if forks is None:
                 forks = inside.enter_context(client_fork_server(config))
-            clients, cores = _clients(config, run, forks, inside)
+            clients, cores = _clients(config, run, events, forks, inside)
             grid = inside.enter_context(simulation_grid(clients, config.federation.clients, cores))
         except OSError as error:
             raise RunFailed(f"the client processes did not start: {error}") from error
@@ -92,7 +92,7 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServe
 
 
 def _clients(
-    config: Config, run: RunDirectory, forks: ForkServer, inside: ExitStack
+    config: Config, run: RunDirectory, events: Events, forks: ForkServer, inside: ExitStack
 ) -> tuple[Sequence[ClientProcess], int | None]:
     """As many client processes as cores and GPUs allow, and no more than clients take part in a round.
 
@@ -106,10 +106,11 @@ def _clients(
         return inside.enter_context(processes.client_processes(forks, CLIENT_APP, count, **share)), by_cores
     from oblivionis.runtime import ray_actors
 
-    cpus, gpus = float(federation.client_cpus), federation.client_gpus
+    cpus, gpus = federation.client_cpus, federation.client_gpus
     inside.enter_context(cluster(federation.ray_address, run.path))
     count = max(1, min(ray_actors.room(cpus, gpus), participants(config)))
-    return inside.enter_context(ray_actors.client_actors(CLIENT_APP, count, cpus=cpus, gpus=gpus)), None
+    waiting = {"wait_s": federation.wait_for_clients, "tell": events.note}
+    return inside.enter_context(ray_actors.client_actors(CLIENT_APP, count, cpus=cpus, gpus=gpus, **waiting)), None
 
 
 @contextmanager

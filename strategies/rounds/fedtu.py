@@ -26,7 +26,8 @@ from strategies.rounds.client_selection import Drawing, further
 from strategies.rounds.collection import AllAtOnce, OneByOne
 from strategies.rounds.encoding import FittedModels, FullModels
 from strategies.rounds.exchange import Exchange, Keys
-from strategies.rounds.nodes import NodeMap, OrderedGrid, seeded
+from strategies.rounds.grids import OrderedGrid
+from strategies.rounds.nodes import NodeMap, seeded
 from strategies.rounds.options import Options
 from strategies.rounds.reply_stream import Arrivals, arriving
 from strategies.rounds.request_source import RequestList, RequestSource, UnlearnRequest, by_client, config_of

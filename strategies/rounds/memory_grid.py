@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 
 from strategies import message_keys
-from strategies.flower_internals import SUPERLINK_NODE_ID, identify_process, set_message_id, set_sender
+from strategies.flower_internals import SUPERLINK_NODE_ID, set_message_id, set_sender
+from strategies.rounds.grids import LocalGrid
 
 Node = Callable[[Message], RecordDict | Error | None]
 """Answers a message with content or an error; None: no answer before the timeout."""
 
 
-class MemoryGrid(Grid):
+class MemoryGrid(LocalGrid):
     """A Grid that answers messages one by one, at once, in this process.
 
     The grid answers `query` messages itself. Error replies come from node 1, as Flower's own do. `sent` counts messages
@@ -41,6 +41,7 @@ class MemoryGrid(Grid):
         order: Callable[[list[Message]], list[Message]] | None = None,
         keep_log: bool = False,
     ) -> None:
+        super().__init__()
         self.nodes = dict(nodes)
         self.node_ids = dict(node_ids) if node_ids is not None else {p: p + 1000 for p in nodes}
         self._by_node: dict[int, int] = {}
@@ -50,19 +51,6 @@ class MemoryGrid(Grid):
         self._keep_log = keep_log
         self._ids = count(1)
         self._replies: dict[str, Message] = {}
-        identify_process()
-
-    def set_run(self, run) -> None:
-        """Ignored: there is no run."""
-
-    @property
-    def run(self):
-        raise NotImplementedError("a MemoryGrid has no run")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         return [self.node_ids[partition] for partition in self.nodes]

@@ -16,7 +16,6 @@ from strategies import message_keys
 from strategies.errors import NodeMapError
 from strategies.flower_internals import log
 from strategies.replies import answers, error_text
-from strategies.rounds.grid_proxy import PassingGrid
 
 _MOST_PARTITIONS = 2**31
 
@@ -306,43 +305,6 @@ def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | 
         if isinstance(value, int) and 0 <= value < _MOST_PARTITIONS:
             return "", value
     return f"its answer to the query has no {message_keys.PARTITION_ID}", None
-
-
-class OrderedGrid(PassingGrid):
-    """A Grid that shows a strategy the eligible nodes in partition order, so that its sampling is reproducible.
-
-    Parameters
-    ----------
-    grid : Grid
-    nodes : NodeMap
-    eligible : callable (partition) -> bool, optional
-        None: all.
-    """
-
-    def __init__(self, grid: Grid, nodes: NodeMap, eligible: Callable[[int], bool] | None = None) -> None:
-        super().__init__(grid)
-        self._nodes, self._eligible = nodes, eligible
-        self._held: dict[int, int] | None = None
-
-    @contextmanager
-    def held(self, hold: bool = True) -> Iterator[None]:
-        """Context in which the list of nodes is frozen, unless `hold` is False."""
-        self._held = self.partitions() if hold else None
-        try:
-            yield
-        finally:
-            self._held = None
-
-    def get_node_ids(self) -> list[int]:
-        """Node ids of the connected, known and eligible partitions, in partition order."""
-        return list(self.partitions().values())
-
-    def partitions(self) -> dict[int, int]:
-        """Node id by partition of the eligible nodes, in partition order."""
-        if self._held is not None:
-            return self._held
-        connected = self._nodes.refresh(self._grid)
-        return {p: node for p, node in connected.items() if self._eligible is None or self._eligible(p)}
 
 
 @contextmanager

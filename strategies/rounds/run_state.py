@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from strategies import message_keys
 from strategies.rounds.exchange import Exchange
-from strategies.rounds.nodes import OrderedGrid
+from strategies.rounds.grids import OrderedGrid
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 

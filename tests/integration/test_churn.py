@@ -15,8 +15,8 @@ from oblivionis.data.corpora import load_partition
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.models.configured_corpus import corpus_of
 from strategies import message_keys
+from strategies.rounds.grids import ChurningGrid
 from strategies.rounds.memory_grid import MemoryGrid
-from strategies.rounds.simulated_dropout import ChurningGrid
 
 CLIENTS, ROUNDS = 100, 50
 

@@ -1,20 +1,22 @@
 """Clients simulated on a Ray cluster: two nodes of one on this machine."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from support import ray_cluster as started_cluster
 from support.commands import call
+from support.simulations import RUN, Command, computed
 
 from oblivionis import __version__
 from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.server import ray_cluster
+from oblivionis.server import ray_cluster, ray_runtime
 
 
 @pytest.fixture(scope="module")
 def two_machines():
-    with started_cluster.two_machines() as (found, _):
+    with started_cluster.two_machines(num_cpus=2) as (found, _):
         yield found
 
 
@@ -25,17 +27,39 @@ def clients_of(machines):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_cluster_of_two_machines(two_machines, tmp_path):
-    address = f"federation.ray_address={two_machines.address}"
-    result = call("simulate", "smoke", "stages=[finetune, unlearn]", f"output={tmp_path}", "name=run", address)
-    assert result.code == 0, result.err
+def test_a_run_on_a_cluster_of_two_machines_computes_what_own_processes_do(two_machines, tmp_path):
+    for name, where in (("cluster", [f"federation.ray_address={two_machines.address}"]), ("processes", [])):
+        result = call("simulate", *RUN, f"output={tmp_path}", f"name={name}", *where)
+        assert result.code == 0, result.err
     assert clients_of(two_machines), "the clients ran elsewhere"
-    run = RunDirectory.open(tmp_path / "run")
-    assert run.stage_summary("unlearn")["requests"] and not run.held_by()
+    assert computed(tmp_path / "cluster") == computed(tmp_path / "processes")
+    run = RunDirectory.open(tmp_path / "cluster")
+    assert not run.held_by()
     with ray_cluster.cluster(two_machines.address, run.path):
         import ray
 
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2, "the cluster outlives the run"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
+def test_a_run_says_that_others_have_the_cores_and_ends(two_machines, tmp_path):
+    held = ray_runtime.running(address=two_machines.address, log_to_driver=False)
+    settings = ["stages=[finetune]", "federation.wait_for_clients=7", f"output={tmp_path}", "name=run"]
+    with held:
+        import ray
+
+        others = [ray.remote(Counter).options(num_cpus=2).remote() for _ in range(2)]
+        ray.get([one.__ray_ready__.remote() for one in others])
+        command = Command(tmp_path, "simulate", "smoke", f"federation.ray_address={two_machines.address}", *settings)
+        try:
+            assert command.finish() == 1, command.output
+        finally:
+            command.end()
+    said = " ".join(command.output.split())
+    assert "waiting up to 7 s for a machine of the Ray cluster with 1 CPU core free for a client" in said
+    assert "no machine had 1 CPU core free for a client within 7 s (federation.wait_for_clients)" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

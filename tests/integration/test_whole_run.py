@@ -2,7 +2,7 @@
 
 import pytest
 from support.processes import IN_ONE_PROCESS, listening
-from support.simulations import RUN, Command, numbers
+from support.simulations import RUN, Command, computed
 
 from oblivionis.runtime.processes import NAME
 
@@ -21,13 +21,13 @@ def whole(tmp_path_factory):
         with listening(processes) as listeners:
             assert running.finish() == 0, running.output
         clean = running.leaves_nothing()
-        yield numbers(folder / "whole"), clean, running.output, clients, listeners
+        yield computed(folder / "whole"), clean, running.output, clients, listeners
     finally:
         running.end()
 
 
 def test_a_run_ends_with_its_results_and_leaves_no_process(whole):
-    (metrics, final), clean, output, *_ = whole
+    ((metrics, final), _), clean, output, *_ = whole
     assert clean
     assert set(final) == {"finetune", "unlearn"}
     rounds = [(stage, round) for stage, round, _, evaluator, _ in metrics if evaluator == "federation"]
@@ -45,4 +45,4 @@ def test_the_in_process_grid_of_other_tests_computes_the_same(whole, tmp_path):
     started = {"OBLIVIONIS_TEST_PATCH": IN_ONE_PROCESS}
     running = Command(tmp_path, "simulate", *RUN, f"output={tmp_path}", "name=here", **started)
     assert running.finish() == 0, running.output
-    assert numbers(tmp_path / "here") == whole[0]
+    assert computed(tmp_path / "here") == whole[0]

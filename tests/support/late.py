@@ -2,7 +2,7 @@
 
 import time
 
-from strategies.rounds.grid_proxy import PassingGrid
+from strategies.rounds.grids import PassingGrid
 
 
 class LateGrid(PassingGrid):

@@ -96,3 +96,22 @@ def numbers(run):
     ]
     final = {p.stem: json.loads(p.read_text())["metrics"] for p in sorted((run / "stages").iterdir())}
     return metrics, final
+
+
+OF_THE_RUN = {"time", "prev", "hash", "run", "config", "text", "file", "files", "rows"}
+"""Keys of a ledger's lines that differ between runs of the same settings: times, names, hashes of what has these."""
+
+
+def ledger(run):
+    """What a run's ledger says, the model's hash after each round included, without times and names."""
+    lines = map(json.loads, (run / "requests.jsonl").read_text(encoding="utf-8").splitlines())
+    said = [{k: v for k, v in line.items() if k not in OF_THE_RUN} for line in lines]
+    for line in said:
+        line.get("told", {}).pop("unlearn-seconds", None)
+    assert [line["round"] for line in said if line["event"] == "checkpoint"], "there are models to compare"
+    return said
+
+
+def computed(run):
+    """What is the same to the last bit wherever clients are simulated."""
+    return numbers(run), ledger(run)

@@ -23,22 +23,24 @@ from oblivionis.naming import subject_key
 
 @dataclass(frozen=True)
 class People:
-    """The facts of a run's people: of those to forget and of the others, and the values that compete with them."""
+    """The facts of a run's people: of those to forget and of the others, and the values that compete with them.
+
+    text_of: a record as the model is trained on it. Which facts the records of a large corpus state takes seconds to
+    find: they are read when a profile is asked for first.
+    """
 
     settings: Wikimem
-    forget: tuple[Fact, ...]
-    retain: tuple[Fact, ...]
+    facts: tuple[Fact, ...]
     values: Mapping[str, Sequence[str]]
-    properties: Mapping[Fact, Property] | None = None
+    corpus: Corpus
+    text_of: Callable[[Record], str]
 
     @classmethod
     def of(cls, corpus: Corpus, settings: Wikimem, text_of: Callable[[Record], str]) -> People | None:
         """Those of `settings.subjects`, or else those that the corpus states; None where there are none.
 
-        A person is to be forgotten when a forget record is about them; `PersonRecords` tells who a numbered
-        author (TOFU) is. Facts under properties without counterfactuals are left out, with `phrasings` `records` also
-        those that no record states word for word. text_of: a record as the model is trained on it. Raises DataError for
-        a faulty file, RunError for one without usable facts.
+        Facts under properties without counterfactuals are left out. Raises DataError for a faulty file, RunError for
+        one without usable facts.
         """
         if not settings.enabled:
             return None
@@ -50,22 +52,44 @@ class People:
                 f"evaluation.wikimem.subjects: there are values of other people for none of the properties of "
                 f"{settings.subjects}; give them with evaluation.wikimem.counterfactuals_folder"
             )
-        if not usable:
+        return cls(settings, usable, values, corpus, text_of) if usable else None
+
+    @property
+    def forget(self) -> tuple[Fact, ...]:
+        """The facts about people to forget; of TOFU's numbered authors `PersonRecords` tells who they are."""
+        return tuple(fact for fact in self._usable if fact.subject in self._to_forget)
+
+    @property
+    def retain(self) -> tuple[Fact, ...]:
+        """The facts about the other people."""
+        return tuple(fact for fact in self._usable if fact.subject not in self._to_forget)
+
+    @cached_property
+    def properties(self) -> Mapping[Fact, Property] | None:
+        """With `phrasings` `records`, the facts that records state word for word, with these phrasings."""
+        if self.settings.phrasings != "records":
             return None
-        trained = None
-        records = PersonRecords(corpus)
-        if settings.phrasings == "records":
-            made = {fact: as_trained(fact, records, text_of) for fact in usable}
-            trained = {fact: prop for fact, prop in made.items() if prop is not None}
-            usable = tuple(trained)
-        to_forget = _to_forget(corpus, records, {fact.subject for fact in usable})
-        return cls(
-            settings,
-            tuple(fact for fact in usable if fact.subject in to_forget),
-            tuple(fact for fact in usable if fact.subject not in to_forget),
-            values,
-            trained,
-        )
+        made = {fact: as_trained(fact, self._records, self.text_of) for fact in self.facts}
+        return {fact: prop for fact, prop in made.items() if prop is not None}
+
+    @property
+    def _usable(self) -> tuple[Fact, ...]:
+        return self.facts if self.properties is None else tuple(self.properties)
+
+    @cached_property
+    def _records(self) -> PersonRecords:
+        return PersonRecords(self.corpus)
+
+    @cached_property
+    def _to_forget(self) -> set[str]:
+        """Those of the subjects that a forget record is about; with no subject of their own, that one mentions."""
+        names = set()
+        for name in {fact.subject for fact in self._usable}:
+            about = self._records.about(name)
+            own = [r.id for r in about.records if about.subject in (None, r.subject)]
+            if not self.corpus.forget_ids.isdisjoint(own):
+                names.add(name)
+        return names
 
     def asked(self, full: bool) -> tuple[list[Fact], list[Fact]]:
         """The facts about people to forget and about others that a profile asks for."""
@@ -107,17 +131,6 @@ def _values(settings: Wikimem) -> Mapping[str, Sequence[str]]:
     except ValueError as error:
         raise RunError(f"evaluation.wikimem.counterfactuals_folder: {error}") from None
     return {**counterfactuals(), **own}
-
-
-def _to_forget(corpus: Corpus, records: PersonRecords, subjects: set[str]) -> set[str]:
-    """Those of the subjects that a forget record is about; with no subject of their own, that one mentions."""
-    names = set()
-    for name in subjects:
-        about = records.about(name)
-        own = [r.id for r in about.records if about.subject in (None, r.subject)]
-        if not corpus.forget_ids.isdisjoint(own):
-            names.add(name)
-    return names
 
 
 def _sample(facts: Sequence[Fact], subjects: int | None, each: int | None) -> list[Fact]:

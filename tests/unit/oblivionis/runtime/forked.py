@@ -38,6 +38,20 @@ def start(channel: Channel) -> None:
     time.sleep(600)
 
 
-def fail(channel: Channel) -> None:
+_kept = ""
+
+
+def prepare(value: str) -> None:
+    """Keep a value, for processes that are forked from this one."""
+    global _kept
+    _kept = value
+
+
+def prepared(channel: Channel) -> None:
+    """What is kept."""
+    channel.send(_kept)
+
+
+def fail(channel: object) -> None:
     """Break off with an exception."""
     raise ValueError("on purpose")

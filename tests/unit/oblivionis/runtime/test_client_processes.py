@@ -21,6 +21,12 @@ from oblivionis.runtime.simulation_grid import ClientProcessDied
 from strategies.flower_internals import identify_process, set_message_id
 
 app = ClientApp()
+LARGE = b"x" * (1 << 20)
+
+
+def no_room(name: str) -> int:
+    """Stands in for the system's anonymous memory, of which there is no more."""
+    raise OSError(28, "No space left on device")
 
 
 @app.query()
@@ -40,6 +46,9 @@ def describe(message: Message, context: Context) -> Message:
         return None  # type: ignore[return-value]
     if group == "unpicklable":
         context.run_config["lock"] = threading.Lock()  # type: ignore[assignment]
+    if group == "no room":
+        os.memfd_create = no_room  # pyright: ignore[reportAttributeAccessIssue]
+        context.state["large"] = ConfigRecord({"large": LARGE})
     if group == "raise":
         raise ValueError("on purpose")
     kept = context.state.config_records.setdefault("kept", ConfigRecord({"n": 0}))
@@ -121,6 +130,20 @@ def test_of_what_a_client_cannot_do_the_reason_is_told(monkeypatch: pytest.Monke
             assert isinstance(reply, Raised) and "returned NoneType, expected a Message" in reply.text
             with pytest.raises(ClientProcessDied, match=r"^what the ClientApp gives cannot be sent: TypeError: .*lock"):
                 process.answer(*asked("unpicklable"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_what_finds_no_room_in_memory_is_told_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with fork_server([], {}) as forks, client_processes(forks, f"{Path(__file__).stem}:app", 1) as (process,):
+        message, context = asked()
+        context.state["large"] = ConfigRecord({"large": LARGE})
+        with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left"):
+            patch.setattr(os, "memfd_create", no_room)
+            process.answer(message, context)
+        assert isinstance(process.answer(message, context)[0], Message)
+        with pytest.raises(ClientProcessDied, match=r"^what the ClientApp gives cannot be sent: OSError: .*No space"):
+            process.answer(*asked("no room"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")

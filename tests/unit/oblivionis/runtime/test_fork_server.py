@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.processes import environment, until
 
+from oblivionis.errors import RunError
 from oblivionis.runtime.fork_server import ForkServer, fork_server
 
 HERE = Path(__file__).parent
@@ -57,14 +58,53 @@ def test_a_process_has_the_libraries_and_this_ones_folder_and_environment(
 
 def test_it_is_known_how_a_process_ended(forks: ForkServer) -> None:
     killed, failed, alive = (forks.fork(f"forked:{name}", "any") for name in ("wait", "fail", "wait"))
-    forks.kill(killed.pid)
+    killed.kill()
     assert forks.exit_code(killed.pid) == -signal.SIGKILL
     assert forks.exit_code(failed.pid) == 1
     assert forks.exit_code(alive.pid, timeout_s=0.1) is None
     with pytest.raises(EOFError):
         failed.channel.receive()
-    forks.kill(alive.pid)
+    alive.kill()
     assert forks.exit_code(alive.pid) == -signal.SIGKILL
+
+
+def test_who_has_the_id_of_an_ended_process_is_left_alone(forks: ForkServer) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        forked = forks.fork("forked:fail", "any")
+        assert forks.exit_code(forked.pid) == 1
+        forked.pid = other.pid
+        forked.kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+        other.kill()
+
+
+def test_handles_of_processes_are_given_back(forks: ForkServer) -> None:
+    def one() -> None:
+        forked = forks.fork("forked:wait", "any")
+        forked.kill()
+        forked.channel.close()
+
+    one()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        one()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_system_that_cannot_fork_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    refused = pytest.raises(RunError, match=r"^clients are simulated on Linux and macOS")
+    with refused, fork_server([], {}):
+        pytest.fail("it must not begin")
+
+
+def test_what_was_prepared_is_there_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    with fork_server([], {}, ("forked:prepare", "kept")) as server:
+        assert [server.fork("forked:prepared", "any").channel.receive() for _ in range(2)] == ["kept", "kept"]
+    with fork_server([], {}, ("forked:fail", None)) as server:
+        assert server.fork("forked:prepared", "any").channel.receive() == ""
 
 
 def test_several_threads_may_ask_at_once(forks: ForkServer) -> None:
@@ -74,7 +114,7 @@ def test_several_threads_may_ask_at_once(forks: ForkServer) -> None:
         for _ in range(10):
             forked = forks.fork("forked:describe", "any")
             found.append(forked.channel.receive()["pid"] == forked.pid)
-            forks.kill(forked.pid)
+            forked.kill()
             found.append(forks.exit_code(forked.pid) == -signal.SIGKILL)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -100,6 +140,7 @@ def test_all_end_with_who_started_them(tmp_path: Path) -> None:
     program = f"""
 import sys, time
 sys.path.insert(0, {str(HERE)!r})
+from oblivionis.errors import RunError
 from oblivionis.runtime.fork_server import fork_server
 with fork_server([], {{}}) as server:
     forked = server.fork("forked:wait", "any")
@@ -129,6 +170,7 @@ def test_where_the_fork_server_is_gone_nothing_hangs(monkeypatch: pytest.MonkeyP
 
 SCRIPT = """
 from pathlib import Path
+from oblivionis.errors import RunError
 from oblivionis.runtime.fork_server import fork_server
 
 def run():

@@ -53,6 +53,38 @@ def test_many_objects_arrive_one_after_another(ends: tuple[Channel, Channel]) ->
         assert through(ends, {"bytes": value, "size": size}) == {"bytes": value, "size": size}
 
 
+@pytest.mark.parametrize("number", [0, 5, 1 << 20])
+def test_an_array_of_numpy_arrives_through_shared_memory(
+    ends: tuple[Channel, Channel], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, create = [], os.memfd_create
+    monkeypatch.setattr(os, "memfd_create", lambda name: made.append(create(name)) or made[-1])
+    vector = np.random.default_rng(0).normal(size=number).astype(np.float32)
+    matrix = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    fixed = vector.copy()
+    fixed.flags.writeable = False
+    found = through(ends, (1, vector, fixed, matrix, matrix[::2]))
+    assert isinstance(found, tuple)
+    for there, here in zip(found[1:], (vector, fixed, matrix, matrix[::2]), strict=True):
+        np.testing.assert_array_equal(there, here)
+    assert [a.flags.writeable for a in found[1:4]] == [True, False, True]
+    assert len(made) == (number > 5)
+
+
+def test_where_there_is_no_memory_nothing_is_sent(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    for name in ("memfd_create", "write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(OSError, match=r"No space left"):
+                ends[0].send(b"x" * (1 << 20))
+    assert through(ends, "next") == "next"
+
+
 def test_no_file_stays_open(ends: tuple[Channel, Channel]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):

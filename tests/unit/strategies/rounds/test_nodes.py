@@ -12,8 +12,9 @@ from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, hon
 
 from strategies.flower_internals import SUPERLINK_NODE_ID, set_sender
 from strategies.rounds.fedtu import FedTU, NodeMap, NodeMapError, Options, RequestList
+from strategies.rounds.grids import OrderedGrid
 from strategies.rounds.memory_grid import MemoryGrid
-from strategies.rounds.nodes import OrderedGrid, seeded
+from strategies.rounds.nodes import seeded
 from strategies.rounds.strategy_proxy import WrappingStrategy
 from strategies.rules.factory import build
 

@@ -12,7 +12,7 @@ from support.fedtu_clients import adapter, federation
 from support.late import LateGrid
 
 from strategies import message_keys
-from strategies.rounds.grid_proxy import PassingGrid
+from strategies.rounds.grids import PassingGrid
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.reply_stream import EXCHANGE, FLIGHT, Pauses, RealArrivals, SimulatedArrivals, arriving
 

@@ -1,16 +1,22 @@
-"""A SuperNode that is one answer behind, as Flower 1.41 leaves one, is heard all the same."""
+"""A SuperNode that is one answer behind, as Flower leaves one, is heard all the same."""
 
 from collections import defaultdict
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import Status
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate import NodeStateFactory
 from support.inprocess import InProcessGrid
 
 from oblivionis.client.app import app
-from oblivionis.server.held_reply_workaround import AGAIN_S, PATIENCE_S, NudgingGrid
+from oblivionis.server.grids import AGAIN_S, PATIENCE_S, NudgingGrid
 from strategies import message_keys
-from strategies.rounds.grid_proxy import PassingGrid
+from strategies.rounds.grids import PassingGrid
 
 
 class SuperNodes(PassingGrid):
@@ -70,6 +76,35 @@ def exchange(grid, time, nodes=(1, 2), polls=40, every=1.0):
 
 def nudges(nodes):
     return [m.metadata.dst_node_id for m in nodes.sent if m.metadata.message_type == message_keys.NUDGE]
+
+
+def test_flower_keeps_a_message_whose_run_ends_while_a_supernode_receives_it():
+    """Once this fails, Flower mended what `NudgingGrid` makes up for: it can go."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    state = NodeStateFactory(ObjectStoreFactory()).state()
+    state.set_node_id(2)
+    state.store_run(Run.create_empty(run_id=1))
+    message = Message(RecordDict(), dst_node_id=2, message_type="train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    objects = get_all_nested_objects(message)
+
+    def run_has_ended(*_):
+        raise RunNotRunningException
+
+    received = start_client_internal._pull_and_store_message(
+        state=state,
+        object_store=state.object_store,
+        node_config={},
+        receive=lambda: (message, get_object_tree(message)),
+        get_run=pytest.fail,
+        get_fab=pytest.fail,
+        pull_object=lambda run, identifier: objects[identifier].deflate(),
+        confirm_message_received=run_has_ended,
+        trusted_entities=None,
+    )
+    assert received is None, "the SuperNode waits for no answer"
+    assert [task.status.status for task in state.get_tasks(run_ids=[1])] == [Status.PENDING]
+    assert list(state.get_messages_legacy(run_ids=[1], is_reply=False)) == [message], "a ClientApp answers it"
 
 
 def test_without_nudges_a_node_that_is_behind_never_answers():

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from strategies.rounds.grid_proxy import PassingGrid
+from strategies.rounds.grids import PassingGrid
 
 MESSAGE: Any = object()
 

@@ -8,7 +8,7 @@ from support.fedtu_clients import adapter, federation
 
 from strategies import message_keys
 from strategies.flower_internals import NODE_UNAVAILABLE, SUPERLINK_NODE_ID
-from strategies.rounds.simulated_dropout import ChurningGrid
+from strategies.rounds.grids import ChurningGrid
 
 CLIENTS = 40
 

@@ -1,17 +1,118 @@
-"""Simulated client dropout: a Flower grid some of whose nodes are away in each round and return in the next."""
+"""Flower grids of our own: a base for those that deliver messages themselves, and those around another one."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from strategies import message_keys
-from strategies.flower_internals import NODE_UNAVAILABLE, SUPERLINK_NODE_ID, set_message_id, set_sender
-from strategies.rounds.grid_proxy import PassingGrid
+from strategies.flower_internals import (
+    NODE_UNAVAILABLE,
+    SUPERLINK_NODE_ID,
+    NodeInfo,
+    identify_process,
+    set_message_id,
+    set_sender,
+)
+from strategies.rounds.nodes import NodeMap
+
+
+class LocalGrid(Grid):
+    """A Grid that delivers messages itself, without a run of Flower's."""
+
+    def __init__(self) -> None:
+        identify_process()
+
+    def set_run(self, run) -> None:
+        """Ignored: there is no run."""
+
+    @property
+    def run(self):
+        raise NotImplementedError(f"a {type(self).__name__} has no run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
+
+
+class PassingGrid(Grid):
+    """Forwards every call to `grid`."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self):
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self._grid.send_and_receive(list(messages), timeout=timeout)
+
+
+class OrderedGrid(PassingGrid):
+    """A Grid that shows a strategy the eligible nodes in partition order, so that its sampling is reproducible.
+
+    Parameters
+    ----------
+    grid : Grid
+    nodes : NodeMap
+    eligible : callable (partition) -> bool, optional
+        None: all.
+    """
+
+    def __init__(self, grid: Grid, nodes: NodeMap, eligible: Callable[[int], bool] | None = None) -> None:
+        super().__init__(grid)
+        self._nodes, self._eligible = nodes, eligible
+        self._held: dict[int, int] | None = None
+
+    @contextmanager
+    def held(self, hold: bool = True) -> Iterator[None]:
+        """Context in which the list of nodes is frozen, unless `hold` is False."""
+        self._held = self.partitions() if hold else None
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def get_node_ids(self) -> list[int]:
+        """Node ids of the connected, known and eligible partitions, in partition order."""
+        return list(self.partitions().values())
+
+    def partitions(self) -> dict[int, int]:
+        """Node id by partition of the eligible nodes, in partition order."""
+        if self._held is not None:
+            return self._held
+        connected = self._nodes.refresh(self._grid)
+        return {p: node for p, node in connected.items() if self._eligible is None or self._eligible(p)}
 
 
 class ChurningGrid(PassingGrid):

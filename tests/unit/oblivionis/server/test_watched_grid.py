@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from oblivionis.runtime.simulation_grid import ClientProcessDied
-from oblivionis.server.worker_crashes import WatchedGrid
+from oblivionis.server.grids import WatchedGrid
 from strategies.rounds.memory_grid import MemoryGrid
 
 
