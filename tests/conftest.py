@@ -4,6 +4,7 @@
 `pytest PATH` whatever lies there.
 """
 
+import gc
 import logging
 import os
 import re
@@ -84,6 +85,17 @@ def pytest_configure(config):
         os.environ["OBLIVIONIS_TEST_FORKS"] = str(Path(tempfile.mkdtemp(prefix="oblivionis-")) / "forks")
         os.environ["OBLIVIONIS_TEST_OWNER"], os.environ["OBLIVIONIS_TEST_PREFIX"] = str(os.getpid()), sys.prefix
         os.environ["OBLIVIONIS_TEST_PLAIN"] = str(int(plain(config)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported for the tests, and the tests themselves, stay to the end: no garbage is looked for in them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def plain(config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 
@@ -9,11 +10,10 @@ import numpy as np
 
 from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import measured
-from evaluation.engine.quantise import QUANTISERS
+from evaluation.engine.quantise import QUANTISERS, quantise_merged
 from evaluation.ruler.evaluator import References
 from oblivionis import seeds
 from oblivionis.audits.attack_questions import Battery
-from oblivionis.audits.attacks.quantise import merged
 from oblivionis.audits.attacks.relearn import RETAIN, relearnt, unrelated
 from oblivionis.client.worker import Worker
 from oblivionis.measures import registry
@@ -36,6 +36,7 @@ class Measurer:
         self._config = config
         self._battery = Battery(worker.assembled, corpus, config)
         self._unrelated = unrelated(self._battery, random.Random(seeds.derive(config.seed, "attack", "relearn")))
+        self._adapted = assemble(config.model, seeds.derive(config.seed, "adapter"))
         whole = dataclasses.replace(config, model=dataclasses.replace(config.model, mode="full"), strict=True)
         assembled = assemble(whole.model, 0)
         self._names = assembled.flat.names
@@ -51,7 +52,8 @@ class Measurer:
         quantiser = QUANTISERS[self._config.attack.quantisers[0]] if state == "quantised" else lambda weight: weight
         if state == "relearned":
             (vector,) = relearnt(self._battery, RETAIN, self._unrelated, vector).values()
-        parts = dict(merged(self._config, vector, quantiser).model.named_parameters())
+        self._adapted.flat.load(vector)
+        parts = dict(quantise_merged(copy.deepcopy(self._adapted.model), quantiser).named_parameters())
         return np.concatenate([parts[name].detach().numpy().ravel() for name in self._names])
 
     def measure(self, vector: np.ndarray, state: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from benchmarks.meta.settings import Settings
 from evaluation.hook import EvaluationError
 from oblivionis.errors import RunFailed
 from oblivionis.files import remove_torn
+from oblivionis.models.fork_safe_imports import libraries
 
 _LOOK_S, _GRACE_S = 0.5, 2.0
 
@@ -96,7 +98,9 @@ def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], N
 
 def _in_processes(settings: Settings, folder: Path, seeds: Sequence[int], jobs: int, look: Callable[[], None]) -> None:
     """Federations in `jobs` processes, which end when this one does."""
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*libraries(metadata.version("torch"))])
+    with ProcessPoolExecutor(jobs, context, _end_with_parent) as pool:
         try:
             waiting = {pool.submit(federation, settings, folder, seed) for seed in seeds}
             while waiting:

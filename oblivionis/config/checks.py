@@ -423,12 +423,12 @@ def _rectified(config: Config) -> Iterator[Problem]:
 def _alternatives(config: Config) -> Iterator[Problem]:
     """Other answers that the method would not use, or that there cannot be."""
     method, given, key = config.unlearning.method, config.unlearning.alternatives, "unlearning.alternatives"
-    known = ", ".join(method_traits.with_alternatives())
     if not method_traits.needs_alternatives(method):
         if given.idk is not None or given.source != "idk":
             name = "idk" if given.idk is not None else "source"
             message = f"{method} learns no other answers in the place of what is to be forgotten"
             default = "null" if name == "idk" else "idk"
+            known = ", ".join(method_traits.with_alternatives())
             yield Problem(f"{key}.{name}", message, f"{default}, or one of the methods {known}")
         return
     if dataset_traits.of(config.data.name).texts:

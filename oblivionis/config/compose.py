@@ -26,6 +26,7 @@ from oblivionis.config.checks import cross_checks
 from oblivionis.config.configuration_layers import (
     GROUPS,
     Layer,
+    choices_of,
     list_choices,
     list_experiments,
     make_layer,
@@ -237,7 +238,7 @@ def from_yaml(text: str, place: str = "configuration") -> Config:
     for group in PARAMETRISED:
         at = layer.choice(group)
         name = at[0] if at else KEYS[selector(group)].default
-        own = parameters(group, name) if name in list_choices()[group] else _unread(group, name, layer.values)
+        own = parameters(group, name) if name in choices_of(group) else _unread(group, name, layer.values)
         if own is not None:
             known[group] = own
         if group == "strategy":
@@ -346,7 +347,7 @@ def _blocks(nested: Any, places: Mapping[str, str]) -> tuple[list[tuple[str, str
 
 def _is_choice(group: str, name: str) -> bool:
     """Whether `conf/` has that choice of a group, or the name is the path of a loss of the user's own."""
-    return name in list_choices()[group] or (group == "unlearning" and extension_traits.own_loss(name) is not None)
+    return name in choices_of(group) or (group == "unlearning" and extension_traits.own_loss(name) is not None)
 
 
 def _unread(group: str, name: str, values: Values) -> Parameters | None:
@@ -355,7 +356,7 @@ def _unread(group: str, name: str, values: Values) -> Parameters | None:
 
 
 def _unknown_choice(group: str, name: str, where: str) -> Problem:
-    known = list_choices()[group]
+    known = choices_of(group)
     expected = f"one of {', '.join(known)}"
     return Problem(group, f"unknown choice {name!r}", expected, did_you_mean(name, known), where)
 

@@ -34,7 +34,12 @@ def selector(group: str) -> str:
 
 def list_choices() -> dict[str, list[str]]:
     """The names that each group's folder in `conf/` offers."""
-    return {group: sorted(file.stem for file in (CONF / group).glob("*.yaml")) for group in GROUPS}
+    return {group: choices_of(group) for group in GROUPS}
+
+
+def choices_of(group: str) -> list[str]:
+    """The names that the folder of a group in `conf/` offers."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
 def list_experiments() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -49,6 +50,7 @@ def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
                 yield f"{prefix}.{name}", own.code.summary
 
 
+@functools.cache
 def brought() -> dict[str, str]:
     """The sections of the schema in which files of evaluators and attacks bring settings, with their kind."""
     hints = typing.get_type_hints(Config)

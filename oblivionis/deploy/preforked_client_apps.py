@@ -28,14 +28,8 @@ from oblivionis.flower.superexec import (
     run_clientapp,
     use_executor,
 )
-from oblivionis.models.fork_safe_imports import forkable
+from oblivionis.models.fork_safe_imports import libraries
 from strategies.flower_internals import log
-
-
-def libraries(torch_version: str) -> tuple[str, ...]:
-    """What is imported beforehand."""
-    always = (RUN_CLIENTAPP, "torch")
-    return (*always, "transformers", "peft") if forkable(torch_version) else always
 
 
 class WarmExecutor(SubprocessExecutor):
@@ -43,7 +37,7 @@ class WarmExecutor(SubprocessExecutor):
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*libraries(metadata.version("torch"))])
+        self._context.set_forkserver_preload([RUN_CLIENTAPP, *libraries(metadata.version("torch"))])
         forkserver.ensure_running()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:

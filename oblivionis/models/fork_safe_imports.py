@@ -10,3 +10,8 @@ def forkable(torch_version: str) -> bool:
     has done so cannot be forked.
     """
     return torch_version.endswith("+cpu")
+
+
+def libraries(torch_version: str) -> tuple[str, ...]:
+    """The large ones that a process may import before it is forked."""
+    return ("torch", "transformers", "peft") if forkable(torch_version) else ("torch",)

@@ -6,11 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from evaluation.engine.quantise import QUANTISERS, Quantiser, quantise_merged
+from evaluation.engine.quantise import QUANTISERS, quantise_merged
 from oblivionis import seeds
 from oblivionis.audits.attack_questions import Attack, Battery, Row
-from oblivionis.config.schema import Config
-from oblivionis.models.assembly import Assembled, assemble
+from oblivionis.models.assembly import assemble
 
 LABEL = "quantise"
 WORDED = True
@@ -23,16 +22,14 @@ def make(battery: Battery) -> list[Attack]:
     return [_quantised(battery, name) for name in battery.config.attack.quantisers]
 
 
-def merged(config: Config, vector: np.ndarray, quantiser: Quantiser) -> Assembled:
-    """The model of a global vector as a new one, merged into its unquantised base and then quantised."""
-    fresh = assemble(dataclasses.replace(config.model, quantization="none"), seeds.derive(config.seed, "adapter"))
-    fresh.flat.load(vector)
-    return dataclasses.replace(fresh, model=quantise_merged(fresh.model, quantiser).eval())
-
-
 def _quantised(battery: Battery, name: str) -> Attack:
+    config = battery.config
+
     def run(vector: np.ndarray) -> list[Row]:
-        quantised = merged(battery.config, vector, QUANTISERS[name])
+        model = dataclasses.replace(config.model, quantization="none")
+        fresh = assemble(model, seeds.derive(config.seed, "adapter"))
+        fresh.flat.load(vector)
+        quantised = dataclasses.replace(fresh, model=quantise_merged(fresh.model, QUANTISERS[name]).eval())
         return battery.ask(quantised, battery.questions, FORMATS[name])
 
     return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run)

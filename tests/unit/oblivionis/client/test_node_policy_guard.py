@@ -1,5 +1,6 @@
 """What a server's message may do on a client with a folder of its own: each refusal, before anything is read."""
 
+import functools
 import json
 import os
 from types import SimpleNamespace
@@ -43,16 +44,19 @@ def node(tmp_path, monkeypatch):
     return write_nodes(tmp_path / "nodes") / "node1"
 
 
+@functools.cache
+def settings_text(*overrides):
+    given = ["data=node", "unlearning.requests.policy=nodes", "federation.clients=2", *overrides]
+    return configuration.to_yaml(configuration.compose("smoke", given))
+
+
 def send(folder, kind, config=None, overrides=(), **message):
     """What the client answers: its error's reason."""
     grid = InProcessGrid(app, 2)
     (number,) = (n for n, context in grid.contexts.items() if context.node_config["partition-id"] == 1)
     grid.contexts[number].node_config["node-dir"] = str(folder)
-    config = config or configuration.compose(
-        "smoke", ["data=node", "unlearning.requests.policy=nodes", "federation.clients=2", *overrides]
-    )
     settings = {
-        "settings": configuration.to_yaml(config),
+        "settings": configuration.to_yaml(config) if config else settings_text(*overrides),
         "fingerprint": LONG,
         "run": "run",
         "stage": "train",

@@ -9,12 +9,6 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec
 from oblivionis.deploy import preforked_client_apps
 
 
-@pytest.mark.parametrize(("version", "peft"), [("2.13.0+cpu", True), ("2.13.0+cu126", False), ("2.13.0", False)])
-def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft):
-    found = preforked_client_apps.libraries(version)
-    assert "torch" in found and ("peft" in found) == ("transformers" in found) == peft
-
-
 class Broken:
     """A fork server that does not answer."""
 
