@@ -25,6 +25,7 @@ from oblivionis.measures.ruler import paired_models
 from oblivionis.measures.ruler import report as ruler_report
 from oblivionis.measures.ruler.oracles import noise_bands, states_of
 from oblivionis.measures.verification import Verification
+from oblivionis.models.aggregator import aggregator
 from oblivionis.models.parameter_layers import layers_of, learned_by_first_layers
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
@@ -32,7 +33,7 @@ from oblivionis.runs.failed_evaluators import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
-from oblivionis.server.round_settings import aggregator, sampling_of, waiting
+from oblivionis.server.round_settings import sampling_of, waiting
 from oblivionis.server.run_context import Server
 from strategies import message_keys, protocols
 from strategies.errors import ParameterError

@@ -99,7 +99,7 @@ class ExactProtocol(UnlearningProtocol):
         server_round: int,
         rounds: Sequence[PastRound],
         start: int,
-        asking: Collection[int],
+        asking: set[int],
         empty: Collection[int],
         train: Train,
     ) -> tuple[ArrayRecord, int]:
@@ -116,7 +116,7 @@ class ExactProtocol(UnlearningProtocol):
                 updates = self._held_again(past, [c for c in past.clients if c not in empty], model, train)
                 if not changed:
                     self._compare(past, updates, asking)
-                changed = changed or bool(asking & {*past.clients})
+                changed = changed or not asking.isdisjoint(past.clients)
                 new.write(RoundUpdates(past.stage, past.round, model, state, updates), stored=past.stored)
                 if updates:
                     self._inner.starts_from(model)
