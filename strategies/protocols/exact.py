@@ -139,6 +139,7 @@ class ExactProtocol(UnlearningProtocol):
         settings: dict[str, Any] = {
             message_keys.SERVER_ROUND: past.round,
             message_keys.STAGE: self._labels.get(past.stage, past.stage),
+            message_keys.REPLAY: True,
             **self._inner.client_settings,
         }
         verdicts = {verdict.partition: verdict for verdict in train(clients, model, settings)}
