@@ -1,4 +1,4 @@
-"""Whole runs of exact erasure: the model becomes the retrained one to the last bit, and anybody can compute it again."""
+"""Whole runs of exact erasure: the model becomes the retrained one bit for bit, and anybody can compute it again."""
 
 import threading
 
@@ -102,7 +102,7 @@ def test_resume_within_a_replay_equals_not_stopping(erased, tmp_path, reached):
 
 
 def test_a_client_holds_no_round_again_in_which_it_took_no_part(erased):
-    _, run, _, grid = erased
+    _, _, _, grid = erased
     client, message = next((c, m) for c, m in grid.messages if m.metadata.message_type == message_keys.TRAIN)
     settings = dict(message.content.config_records[message_keys.CONFIG])
     settings |= {message_keys.REPLAY: True, message_keys.SERVER_ROUND: 77}
