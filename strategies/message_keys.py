@@ -96,5 +96,7 @@ LIVE_RECORDS: Final = "live-records"
 """Records left to train on; the others are excluded, or the client has left."""
 ERASURE: Final[tuple[str, ...]] = ("rebuilt-rounds", "calibrated-updates", "erase-seconds")
 """The server's own metrics of an erasure, in addition to those that clients report."""
+REPLAY: Final = "replay"
+"""Whether a training message holds a past round again; a client with a ledger of its own must have taken part in it."""
 PARTITION_ID: Final = "partition-id"
 """The permanent number of a client; in the reply to `QUERY`, optional in other replies."""

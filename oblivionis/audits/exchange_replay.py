@@ -10,6 +10,7 @@ run's and the clients' ledgers have. No code of the run is executed but what the
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from clients.training import TrainReport
 from oblivionis import seeds
 from oblivionis.audits.audited_model import AuditError
 from oblivionis.chain import check_chain
@@ -41,16 +43,19 @@ from oblivionis.erasure.unlearn_messages import Demand, forget_set
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError
 from oblivionis.measures.audit_numbers import MOMENTS, read_audit
-from oblivionis.models.assembly import averaging
+from oblivionis.models.aggregator import aggregator
+from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.client_ranks import fitting
 from oblivionis.naming import REFERENCES_TABLE, simulated_folder
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.ledger_run_events import served_again
-from oblivionis.runs.updates import open_updates
+from oblivionis.runs.updates import UpdateStore, open_updates
 from strategies import message_keys
+from strategies.client_update import ClientUpdate
 from strategies.metric_schema import UNLEARN
 from strategies.protocols.base import Answer, ByUnlearning
+from strategies.protocols.update_history import PastRound
 from strategies.submodel import Submodel
 
 EQUAL, DIFFERS = "equal", "differs"
@@ -112,8 +117,11 @@ def replay_exchange(
     *,
     server_round: int | None = None,
     code: Path | None = None,
+    pieces: int | None = None,
 ) -> list[Finding]:
     """Serve a request again, and measure again what its client reported of it.
+
+    Of an exact erasure the rounds that led to the present model are held again, from the model before any training on.
 
     Parameters
     ----------
@@ -129,6 +137,8 @@ def replay_exchange(
         A later round that served the request again; then it is that exchange.
     code : Path, optional
         The file of a loss of the run's own, which is executed.
+    pieces : int, optional
+        Of an exact erasure only so many randomly drawn pieces, each from one stored round to the next; None: all.
 
     Returns
     -------
@@ -140,7 +150,7 @@ def replay_exchange(
     AuditError
         For a mistake of who asks.
     """
-    return _collected(_exchange_again(path, request_id, node_dirs, overrides, server_round, code))
+    return _collected(_exchange_again(path, request_id, node_dirs, overrides, server_round, code, pieces))
 
 
 def _exchange_again(
@@ -150,10 +160,14 @@ def _exchange_again(
     overrides: Sequence[str],
     server_round: int | None,
     code: Path | None,
+    pieces: int | None,
 ) -> Iterator[Finding]:
     run, config = _opened(path, overrides)
     yield from _sealed(run)
     served_round, before_hash, after_hash = _applied(run, request_id, server_round)
+    if method_traits.replays(config.unlearning.method):
+        yield from _rounds_again(run, config, node_dirs, pieces)
+        return
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None
     if before_hash == after_hash and not may_be_idle:
@@ -186,6 +200,118 @@ def _exchange_again(
     request = next(r for r in requests if r.id == request_id)
     models = {"before": before, "after": after, "final": _final(run)}
     yield from _numbers(worker, run, request, folders[request.client], models, served_round)
+
+
+def _rounds_again(
+    run: RunDirectory, config: Config, node_dirs: Sequence[Path], pieces: int | None
+) -> Iterator[Finding]:
+    """Hold the rounds again that led to the present model of an exact erasure, without the records of all requests."""
+    store = open_updates(config, run.path, STAGE)
+    lineage = store.rounds() if store is not None else []
+    places = [place for place, past in enumerate(lineage) if past.stored]
+    if store is None or not places or places[0] > 0:
+        raise NotTestable(
+            f"{run.path} holds no model from before the first round: unlearning.updates.keep=null keeps it"
+        )
+    folders = _folders(run, config, node_dirs, {client for past in lineage for client in past.clients})
+    worker = Worker(config)
+    untrained = assemble(config.model, seeds.derive(config.seed, "adapter")).flat.numpy()
+    first = _vector(store.read(lineage[0]).sent)
+    yield _compared("model before any training", vector_hash(untrained), vector_hash(first))
+    for client, folder in sorted(folders.items()):
+        yield from _of_client(run, worker, client, folder)
+    ends = list(zip(places, [*places[1:], len(lineage)], strict=True))
+    for start, end in ends if pieces is None else sorted(random.sample(ends, min(pieces, len(ends)))):
+        yield _piece_again(run, config, worker, folders, store, lineage, start, end)
+    yield from _erased(run, store, lineage)
+
+
+def _of_client(run: RunDirectory, worker: Worker, client: int, folder: Path) -> Iterator[Finding]:
+    """Whether a client's ledger is whole, and its records those that it trained on last. NotTestable for others."""
+    _hold(worker, client, folder)
+    lines = [e for e in _of_run(run, NodeLedger(folder).exchanges()) if e.get("kind") == message_keys.TRAIN]
+    state = _State.at(folder, _newest(lines, client, "a training of this run"))
+    yield from _held(run, worker, client, folder, state)
+
+
+def _piece_again(
+    run: RunDirectory,
+    config: Config,
+    worker: Worker,
+    folders: Mapping[int, Path],
+    store: UpdateStore,
+    lineage: Sequence[PastRound],
+    start: int,
+    end: int,
+) -> Finding:
+    """Hold the rounds again from the stored one at place `start` up to `end`: the next stored one, or the run's end."""
+    stored, inner = store.read(lineage[start]), aggregator(config, averaging(config.model, worker.flat.manifest))
+    inner.load_state_dict(stored.state)
+    model, stage = stored.sent, lineage[start].stage
+    carries_on = config.strategy.server_state_from_finetune == "keep"
+    what = (
+        f"from round {lineage[start].round} of {stage} on"
+        if end > start + 1
+        else f"round {lineage[start].round} of {stage}"
+    )
+    for past in lineage[start:end]:
+        if past.stage != stage and not carries_on:
+            inner.reset_state()
+        stage, updates = past.stage, list[ClientUpdate]()
+        for client in past.clients:
+            try:
+                vector, report = _trained_again(
+                    run, worker, client, folders[client], past.stage, past.round, _vector(model)
+                )
+            except NotTestable as error:
+                return Finding(what, NOT_TESTABLE, str(error))
+            if vector_hash(vector) != past.hashes.get(client):
+                return Finding(what, DIFFERS, f"client {client} gives another update in round {past.round} of {stage}")
+            updates.append(ClientUpdate(client, report.num_examples, _record(vector), report.steps))
+        if updates:
+            inner.starts_from(model)
+            model = inner.aggregate(model, updates)
+    if end == len(lineage):
+        final = _final(run)
+        return _compared(what, vector_hash(_vector(model)), "" if final is None else vector_hash(final))
+    following = store.read(lineage[end])
+    if lineage[end].stage != stage and not carries_on:
+        inner.reset_state()
+    state = inner.state_dict()
+    if state.keys() != following.state.keys() or any(
+        not np.array_equal(values, following.state[name]) for name, values in state.items()
+    ):
+        return Finding(what, DIFFERS, "the aggregator's state comes out otherwise")
+    return _compared(what, vector_hash(_vector(model)), vector_hash(_vector(following.sent)))
+
+
+def _erased(run: RunDirectory, store: UpdateStore, lineage: Sequence[PastRound]) -> Iterator[Finding]:
+    """Whether the newest exchange left the model that these rounds give."""
+    applied = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "applied"]
+    newest_round = int(applied[-1]["round"])
+    place = next((p for p in lineage if (p.stage, p.round) == (STAGE, newest_round)), None)
+    what = f"model after the exchange of round {newest_round}"
+    if place is None or not place.stored:
+        yield Finding(what, NOT_TESTABLE, "its round is not stored")
+    else:
+        yield _compared(what, vector_hash(_vector(store.read(place).sent)), str(applied[-1]["after"]))
+
+
+def _trained_again(
+    run: RunDirectory, worker: Worker, client: int, folder: Path, stage: str, server_round: int, received: np.ndarray
+) -> tuple[np.ndarray, TrainReport]:
+    """What a client's training gives on what was left of its records then. NotTestable without a line of its ledger."""
+    lines = _lines(run, folder, message_keys.TRAIN, server_round, vector_hash(received))
+    served = frozenset(i for r in Ledger(run.ledger_path).of_client(client) if r.served_round for i in r.record_ids)
+    state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
+    return worker.finetune(
+        client,
+        received,
+        excluded=state.withheld,
+        epochs=worker.config.federation.local_epochs,
+        proximal_mu=float(worker.config.strategy.params.get(message_keys.PROXIMAL_MU.replace("-", "_"), 0.0)),
+        seed=seeds.derive(worker.config.seed, LABELS[stage], client, server_round),
+    )
 
 
 def _check_method(method: str) -> None:

@@ -36,9 +36,15 @@ def audit_exchange(
     node_dir: NodeDirs = None,
     allow_code: AllowCode = None,
     set_: Overrides = None,
+    pieces: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of an exact erasure hold only so many stored rounds again, drawn at random."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the exchange that served a request again, and compare with the ledgers.
+
+    Of an exact erasure all rounds that led to the present model are held again, without the records of any request.
 
     The model must come out equal to the last bit, and so must what the client told of it; the run must be as its
     ledger sealed it, and its configuration the one that both ledgers name. No code of the run is executed without
@@ -48,7 +54,9 @@ def audit_exchange(
     from oblivionis.audits.exchange_replay import replay_exchange
 
     with answering(as_json) as answer:
-        found = replay_exchange(run, request, node_dir or (), set_ or (), server_round=round_, code=allow_code)
+        found = replay_exchange(
+            run, request, node_dir or (), set_ or (), server_round=round_, code=allow_code, pieces=pieces
+        )
         _tell(run, found, answer if as_json else None)
 
 

@@ -68,6 +68,12 @@ class Exchange:
         return {*excluded, *self.turn.left_out(live, least)}
 
     @property
+    def took_part(self) -> bool:
+        """Whether the client did the same work before, by its own ledger."""
+        lines = NodeLedger(self.node.path).exchanges()
+        return any((e.get("kind"), e.get("seed")) == (self.message.kind, self.run_seed) for e in lines)
+
+    @property
     def hides_requests(self) -> bool:
         """Whether nothing that a server sees may depend on the requests of this client."""
         return self.message.has_folder and seals(self.config)

@@ -812,6 +812,7 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
 @_reads(
     *("unlearning.method", "unlearning.requests.policy", "privacy.level", "model.lora.ranks"),
     *("federation.compression.method", "federation.buffer.size", "federation.secure_aggregation.enabled"),
+    *("federation.sampling", "strategy.server_state_on_unlearn"),
 )
 def _not_with(config: Config) -> Iterator[Problem]:
     """What a method's own file says that it does not go with."""
@@ -827,6 +828,17 @@ def _not_with(config: Config) -> Iterator[Problem]:
             f"false, {another}",
         ),
         "client_privacy": (config.privacy.level == "client", "privacy.level", f"none or record, {another}"),
+        "record_privacy": (config.privacy.level == "record", "privacy.level", f"none, {another}"),
+        "sampling_by_records": (
+            federation.sampling in ("by_size", "power_of_choice"),
+            "federation.sampling",
+            f"uniform or available, {another}",
+        ),
+        "reset_after_unlearning": (
+            config.strategy.server_state_on_unlearn == "reset",
+            "strategy.server_state_on_unlearn",
+            f"keep, {another}",
+        ),
         "requests_in_a_row": (
             config.unlearning.requests.policy == "random_client_per_round",
             "unlearning.requests.policy",

@@ -92,13 +92,18 @@ def scale(method: str, params: Mapping[str, Any]) -> float:
 
 
 def updates(method: str) -> str | None:
-    """Which rounds of clients' updates the server must keep for it: all, newest, or none."""
+    """Which rounds of clients' updates the server must keep for it: all, newest, models (of all, without), or none."""
     return _code(method).literals.get("UPDATES")
 
 
 def starts_from_others(method: str) -> bool:
     """Whether its clients start from the model of those that do not ask, which the server sends them."""
     return bool(_code(method).literals.get("REFERENCE"))
+
+
+def replays(method: str) -> bool:
+    """Whether past rounds are held again, so that who is drawn must not depend on who has records left."""
+    return bool(_code(method).literals.get("REPLAYS"))
 
 
 def ball(method: str) -> str | None:

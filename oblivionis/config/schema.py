@@ -537,7 +537,7 @@ class Entropy:
 
 @dataclass
 class Updates:
-    """Clients' models that the server keeps for methods that go by them, `federaser` and `pga`."""
+    """What the server keeps of past rounds for methods that go by them, `exact`, `federaser` and `pga`."""
 
     keep: int | None = field(
         default=None,
@@ -545,7 +545,12 @@ class Updates:
     )
     every: int = field(
         default=1,
-        metadata=about("Keep every so many rounds only (FedEraser's interval Δt).", unit="rounds", at_least=1),
+        metadata=about(
+            "Keep every so many rounds only: FedEraser's interval Δt; an exact erasure then holds up to so many less one "
+            "more rounds again.",
+            unit="rounds",
+            at_least=1,
+        ),
     )
 
 

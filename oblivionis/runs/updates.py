@@ -2,7 +2,8 @@
 
 `runs/<name>/updates/<generation>/` holds one lineage (see `strategies.protocols.update_history`): `rounds.jsonl`, a
 line per round with the clients that are in the model, and `<stage>/round-0007.safetensors` with the arrays `global`,
-`client/<partition>` and `state/<name>`. Generation 0 is what was recorded; an erasure in round t of unlearn writes
+`client/<partition>` and `state/<name>`; where a method needs models only, the line has the hashes of the clients'
+updates in their place. Generation 0 is what was recorded; an erasure in round t of unlearn writes
 generation t, which replaces the one before. Generations share the files of rounds that an erasure leaves as they were
 (hard links).
 """
@@ -14,6 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -26,7 +28,7 @@ from oblivionis.errors import RunError
 from oblivionis.files import append_lines, checked, link_or_copy, read_lines, sync_folder, write_atomic
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
-from strategies.protocols.update_history import PastRound, RoundUpdates, is_stored
+from strategies.protocols.update_history import PastRound, RoundUpdates, is_stored, past_round
 
 STAGES = ("finetune", "unlearn")
 """The stages whose rounds lead to the model that requests are served on."""
@@ -38,7 +40,7 @@ def stored_rounds(config: Config) -> int | None:
     unlearning = config.unlearning
     if unlearning.updates.keep is not None:
         return unlearning.updates.keep
-    return {"all": None, "newest": config.federation.keep_checkpoints, None: 0}[
+    return {"all": None, "models": None, "newest": config.federation.keep_checkpoints, None: 0}[
         method_traits.updates(unlearning.method)
     ]
 
@@ -48,7 +50,9 @@ def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:
     keep = stored_rounds(config)
     if keep == 0 or stage not in STAGES:
         return None
-    return UpdateStore(run / "updates", stage, keep=keep, every=config.unlearning.updates.every)
+    models_only = method_traits.updates(config.unlearning.method) == "models"
+    every = config.unlearning.updates.every
+    return UpdateStore(run / "updates", stage, keep=keep, every=every, models_only=models_only)
 
 
 class UpdateStore:
@@ -58,19 +62,16 @@ class UpdateStore:
     any interruption of a round, `roll_back` finds what there was when it began.
     """
 
-    def __init__(self, path: Path, stage: str, *, keep: int | None, every: int) -> None:
+    def __init__(self, path: Path, stage: str, *, keep: int | None, every: int, models_only: bool = False) -> None:
         self.path, self.stage = path, stage
-        self._keep, self._every = keep, every
+        self._keep, self._every, self._models_only = keep, every, models_only
 
     # -- strategies.protocols.update_history.History
     # ------------------------------------------------------------------------------
 
     def record(self, updates: RoundUpdates) -> None:
         """Add a round of FedFT to the present generation."""
-        folder = self._present()
-        if is_stored(updates.round, self._every):
-            _write(folder, updates)
-        append_lines(folder / ROUNDS, [_row(updates.stage, updates.round, [u.partition for u in updates.clients])])
+        _add(self._present(), updates, stored=is_stored(updates.round, self._every), models_only=self._models_only)
 
     def rounds(self) -> list[PastRound]:
         """All rounds of the present generation."""
@@ -87,9 +88,7 @@ class UpdateStore:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            new = _Generation(self._present(), temporary)
-            yield new
-            append_lines(temporary / ROUNDS, new.rows)
+            yield _Generation(self._present(), temporary, self._models_only)
             for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
                 sync_folder(folder)
             os.replace(temporary, self.path / f"{server_round:04d}")
@@ -134,7 +133,7 @@ class UpdateStore:
             for file in folder.glob("*/round-*.safetensors"):
                 if file not in files:
                     file.unlink()
-            rows = [_row(past.stage, past.round, past.clients) for past in kept]
+            rows = [_row(past) for past in kept]
             write_atomic(folder / ROUNDS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def missing(self) -> str:
@@ -156,7 +155,7 @@ class UpdateStore:
         for past in recorded:
             if past.stored and is_stored(past.round, self._every):
                 link_or_copy(_file(original, past.stage, past.round), _file(target, past.stage, past.round))
-        append_lines(target / ROUNDS, [_row(past.stage, past.round, past.clients) for past in recorded])
+        append_lines(target / ROUNDS, [_row(past) for past in recorded])
         self.settle()
 
     def _generations(self) -> list[Path]:
@@ -169,24 +168,26 @@ class UpdateStore:
 class _Generation:
     """A generation in the making."""
 
-    def __init__(self, old: Path, new: Path) -> None:
-        self._old, self._new = old, new
-        self.rows: list[dict] = []
+    def __init__(self, old: Path, new: Path, models_only: bool) -> None:
+        self._old, self._new, self._models_only = old, new, models_only
 
     def keep(self, past: PastRound) -> None:
         if past.stored:
             link_or_copy(_file(self._old, past.stage, past.round), _file(self._new, past.stage, past.round))
-        self.rows.append(_row(past.stage, past.round, past.clients))
+        append_lines(self._new / ROUNDS, [_row(past)])
 
-    def write(self, updates: RoundUpdates) -> None:
-        _write(self._new, updates)
-        self.rows.append(_row(updates.stage, updates.round, [u.partition for u in updates.clients]))
+    def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
+        _add(self._new, updates, stored=stored, models_only=self._models_only)
 
 
-class _Row(TypedDict):
+class _Past(TypedDict):
     stage: str
     round: int
     clients: list[int]
+
+
+class _Row(_Past, total=False):
+    hashes: dict[str, str]
 
 
 class _Recorded(TypedDict):
@@ -199,8 +200,16 @@ class _Info(_Recorded, total=False):
     steps: dict[str, float | None]
 
 
-def _row(stage: str, server_round: int, clients: list[int] | tuple[int, ...]) -> dict:
-    return {"stage": stage, "round": server_round, "clients": list(clients)}
+def _add(folder: Path, updates: RoundUpdates, *, stored: bool, models_only: bool) -> None:
+    """Add a round to the lineage in `folder`."""
+    if stored:
+        _write(folder, replace(updates, clients=()) if models_only else updates)
+    append_lines(folder / ROUNDS, [_row(past_round(updates, stored=stored, models_only=models_only))])
+
+
+def _row(past: PastRound) -> dict:
+    row = {"stage": past.stage, "round": past.round, "clients": list(past.clients)}
+    return {**row, "hashes": {str(client): text for client, text in past.hashes.items()}} if past.hashes else row
 
 
 def _file(folder: Path, stage: str, server_round: int) -> Path:
@@ -209,7 +218,11 @@ def _file(folder: Path, stage: str, server_round: int) -> Path:
 
 def _rounds(folder: Path) -> list[PastRound]:
     return [
-        PastRound(row["stage"], row["round"], tuple(row["clients"]), _file(folder, row["stage"], row["round"]).exists())
+        PastRound(
+            *(row["stage"], row["round"], tuple(row["clients"])),
+            stored=_file(folder, row["stage"], row["round"]).exists(),
+            hashes={int(client): text for client, text in row.get("hashes", {}).items()},
+        )
         for row in read_lines(folder / ROUNDS, _Row)
     ]
 

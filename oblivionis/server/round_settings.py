@@ -7,25 +7,10 @@ from typing import Any
 
 from oblivionis.config.schema import Config, Federation
 from oblivionis.models.hardware import participants
-from strategies.arrays import Mean
 from strategies.rounds.client_sampling import Available, BySize, PowerOfChoice, Sampling
 from strategies.rounds.compression import Compression
 from strategies.rounds.model_versions import Buffer
 from strategies.rounds.simulated_durations import Durations
-from strategies.rules import factory
-from strategies.rules.server_step import ServerStep
-
-
-def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
-    """The configured aggregator with its settings and the sampling of the federation, averaging by `mean`."""
-    strategy, federation = config.strategy, config.federation
-    return factory.build(
-        strategy.name,
-        **strategy.params,
-        fraction_train=federation.fraction_train,
-        min_train_nodes=federation.min_clients,
-        mean=mean,
-    )
 
 
 def sampling_of(

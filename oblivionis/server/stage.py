@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord
 
 from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
+from oblivionis.config import method_traits
 from oblivionis.erasure.ledger import as_text
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
 from oblivionis.erasure.record_holders import SimulatedRequests
@@ -24,6 +25,7 @@ from oblivionis.measures.ruler import paired_models
 from oblivionis.measures.ruler import report as ruler_report
 from oblivionis.measures.ruler.oracles import noise_bands, states_of
 from oblivionis.measures.verification import Verification
+from oblivionis.models.aggregator import aggregator
 from oblivionis.models.parameter_layers import layers_of, learned_by_first_layers
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
@@ -31,7 +33,7 @@ from oblivionis.runs.failed_evaluators import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
-from oblivionis.server.round_settings import aggregator, sampling_of, waiting
+from oblivionis.server.round_settings import sampling_of, waiting
 from oblivionis.server.run_context import Server
 from strategies import message_keys, protocols
 from strategies.errors import ParameterError
@@ -165,6 +167,8 @@ class Stage:
             initial=lambda: ArrayRecord({message_keys.ADAPTER: Array(self.server.initial_vector("finetune"))}),
             layer_of=lambda: layers_of(self.server.assembled.flat),
             first_layers=self._first_layers,
+            labels=SAMPLING,
+            carries_on=self.config.strategy.server_state_from_finetune == "keep",
         )
         try:
             return protocols.build(unlearning.method, context, **unlearning.params)
@@ -185,6 +189,7 @@ class Stage:
             listener=_Recorder(self),
             nodes=self.server.nodes,
             eligible=self._eligible,
+            trains=self._trains,
             options=Options(
                 seed=self.config.seed,
                 stage=self.label,
@@ -216,12 +221,18 @@ class Stage:
         )
 
     def _eligible(self, client: int) -> bool:
-        """Whether `client` may train in this stage: it has records left and does not leave."""
+        """Whether `client` may be drawn in this stage: it can train, or had records once where rounds are replayed."""
+        if method_traits.replays(self.config.unlearning.method):
+            return self.server.holdings.count(client) > 0
+        return self._trains(client)
+
+    def _trains(self, client: int) -> bool:
+        """Whether `client` can train in this stage: it has records left and does not leave."""
         return self._live(client) > 0
 
     def _able(self) -> list[int]:
-        """The clients that may train in this stage."""
-        return [client for client in range(self.server.holdings.clients) if self._eligible(client)]
+        """The clients that can train in this stage."""
+        return [client for client in range(self.server.holdings.clients) if self._trains(client)]
 
     @property
     def norm(self) -> dict[str, float]:

@@ -10,12 +10,15 @@ Further literals of the file are read without importing it:
 
 - `LABEL`: the name in tables; `LIMITS`: the ranges of the parameters, which may be in the loss's file instead;
 - `UPDATES`: which rounds of clients' updates must be stored: `"all"`, or `"newest"`, that of every checkpoint that a
-  run may continue from;
+  run may continue from; `"models"`: all rounds, each with its model and the aggregator's state, without updates;
+- `REPLAYS = True`: past rounds are held again. Clients are then drawn from all that ever had a record, and those that
+  have none left sit their rounds out;
 - `OTHERS = True`: clients that do not ask train for it, too, and it needs each one's update;
 - `REFERENCE = True`: the asking clients start from the model of those that do not ask, which is sent with the global
   one (`message_keys.REFERENCE`);
 - `NOT_WITH`: what it cannot be combined with, and why, a sentence by name: `ranks`, `compression`,
-  `asynchronous_rounds`, `secure_sums`, `client_privacy`, `requests_in_a_row`. Without being named, a protocol that has
+  `asynchronous_rounds`, `secure_sums`, `client_privacy`, `record_privacy`, `sampling_by_records`,
+  `reset_after_unlearning`, `requests_in_a_row`. Without being named, a protocol that has
   no loss or needs single updates goes with neither secure sums nor `client_privacy`, and one that needs single updates
   goes with no asynchronous rounds.
 """

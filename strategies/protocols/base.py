@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -305,6 +305,10 @@ class ProtocolContext:
         The model before any training.
     layer_of : callable () -> array (n,), int
         The layer of each of the model's n numbers, from 0.
+    labels : mapping of str
+        The label of a stage's seeds, by the name that the history has for the stage.
+    carries_on : bool
+        Whether a stage begins with the aggregator's state of the one before.
     first_layers : callable (int) -> array (n,), bool
         Which numbers to negate, so that what the first so many decoder layers have learned changes its sign. Raises
         ValueError where the model has fewer layers, or nothing to train in them.
@@ -321,6 +325,8 @@ class ProtocolContext:
     initial: Callable[[], ArrayRecord]
     layer_of: Callable[[], NDArray[np.integer]]
     first_layers: Callable[[int], NDArray[np.bool_]]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    carries_on: bool = False
 
     @property
     def kept(self) -> History:

@@ -16,7 +16,7 @@ from strategies.arrays import distance, merged
 from strategies.client_update import ClientUpdate
 from strategies.flower_internals import log
 from strategies.protocols.base import Answer, ProtocolContext, Served, Train, UnlearningProtocol
-from strategies.protocols.update_history import History, PastRound, RoundUpdates
+from strategies.protocols.update_history import History, PastRound, RoundUpdates, starts
 from strategies.rules.server_step import ServerStep
 
 LABEL = "FedEraser"
@@ -117,27 +117,17 @@ class FedEraser:
         """
         began = time.monotonic()
         rounds = self.history.rounds()
-        starts: dict[int, int] = {}
-        refused: dict[int, str] = {}
-        for client in asking:
-            first = next((i for i, past in enumerate(rounds) if client in past.clients), None)
-            if first is None:
-                continue
-            start = next((i for i in reversed(range(first + 1)) if rounds[i].stored), None)
-            if start is None:
-                refused[client] = _too_far_back(rounds, first)
-            else:
-                starts[client] = start
+        places, refused = starts(rounds, asking, LABEL)
         rebuilt = calibrated = 0
-        if starts:
-            start, erased = min(starts.values()), set(asking) - refused.keys()
+        if places:
+            start, erased = min(places.values()), set(asking) - refused.keys()
             log(INFO, "FedEraser: going through %d rounds again", sum(past.stored for past in rounds[start:]))
             before = self._inner.state_dict()
             try:
                 arrays, rebuilt, calibrated = self._rebuild(server_round, rounds, start, erased, train)
             except _NobodyCalibrated as error:
                 self._inner.load_state_dict(before)
-                refused.update(dict.fromkeys(starts, str(error)))
+                refused.update(dict.fromkeys(places, str(error)))
         info = dict(zip(message_keys.ERASURE, (rebuilt, calibrated, time.monotonic() - began), strict=True))
         return Erasure(arrays, refused, info)
 
@@ -251,14 +241,3 @@ def _scaled(sent: ArrayRecord, update: ClientUpdate, model: ArrayRecord, trained
     """The model plus the calibrated update ‖U‖ Û/‖Û‖, with U = update − sent and Û = trained − model."""
     length = distance(trained, model)
     return model if length == 0 else merged(model, [trained], [distance(update.arrays, sent) / length])
-
-
-def _too_far_back(rounds: Sequence[PastRound], first: int) -> str:
-    """Why a client that first took part in the round at place `first` cannot be erased."""
-    since = rounds[first]
-    oldest = next((past for past in rounds if past.stored), None)
-    stored = "none is stored" if oldest is None else f"the oldest stored one is round {oldest.round} of {oldest.stage}"
-    return (
-        f"FedEraser needs the updates from round {since.round} of {since.stage} on, in which the client first took "
-        f"part; {stored}"
-    )

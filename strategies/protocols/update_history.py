@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from flwr.app import ArrayRecord
 
-from strategies.arrays import Mean, merged
+from strategies.arrays import Mean, fingerprint, merged
 from strategies.client_update import ClientUpdate, shares
 
 
@@ -53,13 +53,16 @@ class PastRound:
     clients : tuple of int
         The clients whose updates were aggregated.
     stored : bool
-        Whether these updates are still stored.
+        Whether the round is still stored, with these updates or, where only models are kept, without.
+    hashes : mapping of client to str
+        SHA-256 of the updates where only models are kept.
     """
 
     stage: str
     round: int
     clients: tuple[int, ...]
     stored: bool
+    hashes: Mapping[int, str] = field(default_factory=dict)
 
 
 class Rewriting(Protocol):
@@ -69,8 +72,8 @@ class Rewriting(Protocol):
         """Take over a round of the old lineage as it is, stored or not."""
         ...
 
-    def write(self, updates: RoundUpdates) -> None:
-        """Add a round with new updates, which are stored."""
+    def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
+        """Add a round with new updates, which are stored unless `stored` is false."""
         ...
 
 
@@ -118,11 +121,15 @@ class MemoryHistory:
         How many rounds are stored, the newest; None: all.
     every : int, at least 1
         Of a stage's rounds 1, 1 + `every`, 1 + 2 · `every`, … are stored.
+    models_only : bool
+        Store the model and the aggregator's state of a round, and of the clients' updates the hashes alone.
     """
 
-    def __init__(self, stage: str = "train", *, keep: int | None = None, every: int = 1) -> None:
+    def __init__(
+        self, stage: str = "train", *, keep: int | None = None, every: int = 1, models_only: bool = False
+    ) -> None:
         self.stage = stage
-        self._keep, self._every = keep, every
+        self._keep, self._every, self._models_only = keep, every, models_only
         self._rounds: list[PastRound] = []
         self._stored: dict[tuple[str, int], RoundUpdates] = {}
 
@@ -150,26 +157,87 @@ class MemoryHistory:
         self._rounds, self._stored = new.history._rounds, new.history._stored
 
     def _add(self, updates: RoundUpdates, *, stored: bool) -> None:
-        """Add a round to the lineage, and store its updates or not."""
-        clients = tuple(update.partition for update in updates.clients)
-        self._rounds.append(PastRound(updates.stage, updates.round, clients, stored))
+        """Add a round to the lineage, and store it or not."""
+        self._rounds.append(past_round(updates, stored=stored, models_only=self._models_only))
         if stored:
-            self._stored[updates.stage, updates.round] = updates
+            kept = replace(updates, clients=()) if self._models_only else updates
+            self._stored[updates.stage, updates.round] = kept
 
 
 class _InMemory:
     """A `Rewriting` of a `MemoryHistory`; the new lineage is in `history`."""
 
     def __init__(self, old: MemoryHistory) -> None:
-        self._old, self.history = old, MemoryHistory(old.stage)
+        self._old, self.history = old, MemoryHistory(old.stage, models_only=old._models_only)
 
     def keep(self, past: PastRound) -> None:
         self.history._rounds.append(past)
         if past.stored:
             self.history._stored[past.stage, past.round] = self._old.read(past)
 
-    def write(self, updates: RoundUpdates) -> None:
-        self.history._add(updates, stored=True)
+    def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
+        self.history._add(updates, stored=stored)
+
+
+def past_round(updates: RoundUpdates, *, stored: bool, models_only: bool) -> PastRound:
+    """The line of the lineage about a round.
+
+    Parameters
+    ----------
+    updates : RoundUpdates
+    stored, models_only : bool
+        As in `PastRound` and `MemoryHistory`.
+
+    Returns
+    -------
+    PastRound
+    """
+    hashes = {update.partition: fingerprint(update.arrays) for update in updates.clients} if models_only else {}
+    clients = tuple(update.partition for update in updates.clients)
+    return PastRound(updates.stage, updates.round, clients, stored, hashes)
+
+
+def starts(rounds: Sequence[PastRound], asking: Collection[int], label: str) -> tuple[dict[int, int], dict[int, str]]:
+    """Where in a lineage the rounds begin that depend on clients.
+
+    Parameters
+    ----------
+    rounds : sequence of PastRound
+    asking : collection of int
+        The clients.
+    label : str
+        The method's name in reasons.
+
+    Returns
+    -------
+    places : dict of client to int
+        The newest stored round that is no later than the first in which the client took part. A client that never took
+        part has none.
+    refused : dict of client to str
+        Why there is none for a client that took part.
+    """
+    places, refused = dict[int, int](), dict[int, str]()
+    for client in asking:
+        first = next((i for i, past in enumerate(rounds) if client in past.clients), None)
+        if first is None:
+            continue
+        place = next((i for i in reversed(range(first + 1)) if rounds[i].stored), None)
+        if place is None:
+            refused[client] = _too_far_back(rounds, first, label)
+        else:
+            places[client] = place
+    return places, refused
+
+
+def _too_far_back(rounds: Sequence[PastRound], first: int, label: str) -> str:
+    """Why a client that first took part in the round at place `first` cannot be erased."""
+    since = rounds[first]
+    oldest = next((past for past in rounds if past.stored), None)
+    stored = "none is stored" if oldest is None else f"the oldest stored one is round {oldest.round} of {oldest.stage}"
+    return (
+        f"{label} needs the updates from round {since.round} of {since.stage} on, in which the client first took "
+        f"part; {stored}"
+    )
 
 
 def is_stored(server_round: int, every: int) -> bool:

@@ -78,6 +78,8 @@ class FedTU(WrappingStrategy):
         Share one between all FedTU of a process, so that each node is asked for its partition once.
     eligible : callable (partition id) -> bool, optional
         Which partitions may be sampled for FedFT; None: all.
+    trains : callable (partition id) -> bool, optional
+        Which of the sampled partitions train; the others sit the round out, and nobody takes their place. None: all.
     evaluate_after_unlearn : callable (round, arrays) -> MetricRecord or None, optional
         Evaluates the model right after unlearning.
     options : Options, optional
@@ -111,6 +113,7 @@ class FedTU(WrappingStrategy):
         listener: Listener | None = None,
         nodes: NodeMap | None = None,
         eligible: Callable[[int], bool] | None = None,
+        trains: Callable[[int], bool] | None = None,
         evaluate_after_unlearn: Evaluate | None = None,
         options: Options | None = None,
     ) -> None:
@@ -123,7 +126,7 @@ class FedTU(WrappingStrategy):
         self._serving = ByUnlearning() if serving is None else serving
         self._listener = Listener() if listener is None else listener
         self._nodes = NodeMap() if nodes is None else nodes
-        self._eligible = eligible
+        self._eligible, self._trains = eligible, trains
         self._evaluate_after_unlearn = evaluate_after_unlearn
         self._options = Options() if options is None else options
         adapted = self._adapted
@@ -550,6 +553,9 @@ class FedTU(WrappingStrategy):
         with seeded(self._options.seed, self._options.stage, server_round, "oversample"):
             messages += further(messages, run.eligible.get_node_ids(), self._options.oversample)
         run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
+        if self._trains is not None:
+            messages = [message for message in messages if self._trains(run.exchange.partition(message))]
+            wanted = min(wanted, len(messages))
         if private is not None and self._options.secure is not None and messages:
             private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
         verdicts = run.exchange.hold("train", server_round, messages, arrays, enough=wanted)

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from strategies.arrays import distance, merged, norm
 from strategies.replies import ReplyCheck, metrics_of
 
-AVERAGED = ("train", "evaluate")
+AVERAGED = ("train", "calibrate", "evaluate")
 """Kinds of exchanges whose replies are averaged with the clients' weights."""
 
 _ROUNDING = 1e-12

@@ -18,7 +18,8 @@ from strategies import message_keys
 def handle(message: NodeMessage) -> Message:
     """Train on the current records: without those excluded, those asked for, and whatever the stage excludes.
 
-    A client that left the federation refuses. In a sum under masks it adds a zero, as one does that has no record left.
+    A client that left the federation refuses, and so does one that is to hold a round again in which it took no part.
+    In a sum under masks it adds a zero, as one does that has no record left.
     """
     exchange = Exchange(message)
     reply, holding = ModelReply(exchange), exchange.worker.holding(exchange.client)
@@ -26,6 +27,11 @@ def handle(message: NodeMessage) -> Message:
     if request is not None and not message.masked:
         by = "" if message.sealed else f" by request {request!r}"
         raise ClientError(f"client {exchange.client} has left the federation{by} and trains no more")
+    if message.config.get(message_keys.REPLAY) and not exchange.took_part:
+        raise ClientError(
+            f"client {exchange.client} is to hold round {message.round} of {message.stage} again, and its ledger does "
+            "not say that it took part in it"
+        )
     excluded = exchange.withheld()
     if message.text("exclude") == "forget-split":
         excluded |= holding.marked

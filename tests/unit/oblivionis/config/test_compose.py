@@ -64,7 +64,7 @@ def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: P
     config = compose("default", [f"{group}={name}", *needs.get(name, [])])
     section = getattr(config, group)
     if group == "unlearning":
-        methods = [*losses.names(), "federaser", "fused", "rapid_retraining", "weight_negation"]
+        methods = [*losses.names(), "exact", "federaser", "fused", "rapid_retraining", "weight_negation"]
         assert section.method in methods and (section.method == name or name not in methods)
     else:
         assert getattr(section, selector(group).partition(".")[2]) == name

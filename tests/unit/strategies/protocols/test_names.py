@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from strategies import protocols
 from strategies.errors import ParameterError
 from strategies.protocols.base import ByUnlearning, ProtocolContext
+from strategies.protocols.exact import ExactProtocol
 from strategies.protocols.federaser import FedEraserProtocol
 from strategies.protocols.fedosd import FedOSDProtocol
 from strategies.protocols.fused import FusedProtocol
@@ -44,6 +45,7 @@ def context(history: History | None = None) -> ProtocolContext:
 
 
 PROTOCOLS: dict[str, tuple[type, dict[str, Any]]] = {
+    "exact": (ExactProtocol, {}),
     "federaser": (FedEraserProtocol, {"calibration_ratio": 0.5}),
     "fedosd": (FedOSDProtocol, {"epochs": 1, "recovery": None}),
     "fused": (FusedProtocol, {"rounds": 2, "layers": 3, "share": 0.5}),
@@ -73,7 +75,7 @@ def test_a_parameter_that_does_not_go_with_the_model_is_named() -> None:
         protocols.build("weight_negation", context(), layers=4)
 
 
-@pytest.mark.parametrize("name", ["federaser", "pga"])
+@pytest.mark.parametrize("name", ["exact", "federaser", "pga"])
 def test_what_goes_by_past_rounds_is_not_built_without(name: str) -> None:
     with pytest.raises(ValueError, match="no updates of the clients are kept"):
         protocols.build(name, context(), **PROTOCOLS[name][1])

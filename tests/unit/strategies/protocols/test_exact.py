@@ -1,0 +1,256 @@
+"""Exact erasure against federations that never had the demanded records, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from flwr.app import Error, RecordDict
+from flwr.app import MetricRecord as Metrics
+from support.erasing import SETTINGS
+from support.fedtu_clients import Recorder, adapter, content, flat
+
+from strategies import message_keys
+from strategies.protocols.base import ByUnlearning
+from strategies.protocols.exact import ExactProtocol
+from strategies.protocols.update_history import MemoryHistory
+from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
+from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rules.factory import build
+from strategies.rules.fedadam import FedAdam
+
+SIZE, RATE, EPOCHS = 6, 0.05, 3
+LABELS = {"finetune": "train", "unlearn": "unlearn"}
+START = np.linspace(-1, 1, SIZE, dtype=np.float32)
+
+
+class Client:
+    """Gradient descent in a seeded order on the rows that are left of a least-squares problem."""
+
+    def __init__(self, number: int, without: frozenset[int] = frozenset()) -> None:
+        rng = np.random.default_rng(1000 + number)
+        rows = number + 2
+        self.number, self.x, self.y = number, rng.normal(size=(rows, SIZE)), rng.normal(size=rows)
+        self.live = [row for row in range(rows) if row not in without]
+        self.silent, self.forgets = False, True
+
+    def __call__(self, message):
+        config = message.content["config"]
+        if message.metadata.message_type == message_keys.BURY:
+            asked = {int(name.split("/")[1]) for name in config["record-ids"]}
+            self.live = [row for row in self.live if row not in asked or not self.forgets]
+            return RecordDict({"metrics": Metrics({"num-examples": len(asked), "live-records": len(self.live)})})
+        if self.silent:
+            return Error(code=2, reason="off")
+        order = list(self.live)
+        assert order, "a client without records is asked to train"
+        rng = random.Random(f"{config['stage']}/{config['server-round']}/{self.number}")
+        received = flat(message.content["arrays"])
+        phi = received.astype(np.float64)
+        for _ in range(EPOCHS):
+            rng.shuffle(order)
+            for row in order:
+                gradient = self.x[row] * (self.x[row] @ phi - self.y[row])
+                phi = phi - RATE * (gradient + config.get("proximal-mu", 0.0) * (phi - received))
+        steps = {"train-steps": EPOCHS * len(order)}
+        return content(phi.astype(np.float32), examples=len(order), **steps)
+
+
+@dataclass
+class Plan:
+    """A federation, its rounds, and who asks in which round of unlearn for which rows."""
+
+    aggregator: str
+    clients: int
+    fraction: float
+    rounds: dict[str, int]
+    demands: dict[int, dict[int, frozenset[int]]] = field(default_factory=dict)
+    every: int = 1
+    carries_on: bool = False
+    cut: int | None = None
+    """After which round of unlearn the run is stopped, and resumed."""
+
+    @classmethod
+    def drawn(cls, seed: int) -> Plan:
+        rng = random.Random(seed)
+        clients, unlearn = rng.randint(5, 7), rng.randint(3, 5)
+        demands: dict[int, dict[int, frozenset[int]]] = {}
+        for client in rng.sample(range(clients), rng.randint(1, 3)):
+            rows = client + 2
+            some = rng.sample(range(rows), rng.choice([1, rng.randint(1, rows), rows]))
+            demands.setdefault(rng.randint(1, unlearn), {})[client] = frozenset(some)
+        return cls(
+            aggregator=sorted(SETTINGS)[seed % len(SETTINGS)],
+            clients=clients,
+            fraction=rng.choice([0.4, 0.6, 1.0]),
+            rounds={"finetune": rng.randint(2, 6), "unlearn": unlearn},
+            demands=demands,
+            every=rng.choice([1, 1, 2, 3]),
+            carries_on=rng.random() < 0.5,
+            cut=rng.choice([None, rng.randint(1, unlearn - 1)]),
+        )
+
+    def until(self, server_round: int) -> dict[int, frozenset[int]]:
+        """All that is demanded up to a round, by client."""
+        found: dict[int, frozenset[int]] = {}
+        for at, asked in self.demands.items():
+            if at <= server_round:
+                for client, rows in asked.items():
+                    found[client] = found.get(client, frozenset()) | rows
+        return found
+
+    def requests(self) -> RequestList:
+        return RequestList(
+            [
+                (at, UnlearnRequest(f"r{client}", client, tuple(f"{client}/{row}" for row in sorted(rows))))
+                for at, asked in sorted(self.demands.items())
+                for client, rows in sorted(asked.items())
+            ]
+        )
+
+
+class Run:
+    """A federation that goes through finetune and unlearn."""
+
+    def __init__(self, plan: Plan, clients: list[Client], requests: RequestList | None) -> None:
+        self.plan, self.clients, self.requests = plan, clients, requests
+        self.grid = MemoryGrid({client.number: client for client in clients}, keep_log=True)
+        self.history = MemoryHistory(every=plan.every, models_only=True)
+        self.recorder, self.drawn_by_records = Recorder(), False
+        self.state: dict[str, np.ndarray] = {}
+
+    def stage(self, name: str, model: np.ndarray, rounds: range) -> np.ndarray:
+        self.history.stage = name
+        inner = build(self.plan.aggregator, fraction_train=self.plan.fraction, **SETTINGS[self.plan.aggregator])
+        serving = ByUnlearning(history=self.history)
+        if name == "unlearn":
+            serving = ExactProtocol(inner, self.history, LABELS, carries_on=self.plan.carries_on)
+        self.recorder = Recorder()
+        fedtu = FedTU(
+            inner,
+            requests=self.requests if name == "unlearn" else None,
+            serving=serving,
+            listener=self.recorder,
+            **{"eligible" if self.drawn_by_records else "trains": lambda client: bool(self.clients[client].live)},
+            options=Options(stage=LABELS[name]),
+        )
+        if rounds.start > 1:
+            fedtu.load_state_dict(self.state)
+        elif name == "unlearn" and self.plan.carries_on:
+            fedtu.go_on_from(self.state)
+        result = fedtu.start(self.grid, adapter(model), num_rounds=rounds.stop - 1, start_round=rounds.start)
+        self.state = fedtu.state_dict()
+        return flat(result.arrays)
+
+    def whole(self) -> tuple[dict[int, np.ndarray], np.ndarray]:
+        """The model before each round's training in unlearn, and the final one."""
+        last, cut = self.plan.rounds["unlearn"], self.plan.cut
+        model = self.stage("finetune", START, range(1, self.plan.rounds["finetune"] + 1))
+        before = {}
+        for part in [range(1, last + 1)] if cut is None else [range(1, cut + 1), range(cut + 1, last + 1)]:
+            ends = {part.start - 1: model}
+            model = self.stage("unlearn", model, part)
+            kept = self.recorder.checkpoints
+            ends |= {at: vector for (at, moment), (vector, _) in kept.items() if moment == "round"}
+            before |= {at: ends[at - 1] for at in part}
+            before |= {at: vector for (at, moment), (vector, _) in kept.items() if moment == "after_unlearn"}
+        return before, model
+
+
+def federation(plan: Plan, demanded: dict[int, frozenset[int]] | None = None) -> list[Client]:
+    return [Client(number, (demanded or {}).get(number, frozenset())) for number in range(plan.clients)]
+
+
+@pytest.mark.parametrize("seed", range(63))
+def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_records(seed):
+    plan = Plan.drawn(seed)
+    run = Run(plan, federation(plan), plan.requests())
+    before, final = run.whole()
+    assert {r for r in run.requests.served_in} == {f"r{c}" for asked in plan.demands.values() for c in asked}
+    for at in sorted(plan.demands):
+        never = Run(plan, federation(plan, plan.until(at)), None)
+        expected, _ = never.whole()
+        np.testing.assert_array_equal(before[at], expected[at])
+    never = Run(plan, federation(plan, plan.until(max(plan.demands))), None)
+    _, expected = never.whole()
+    np.testing.assert_array_equal(final, expected)
+    assert run.state.keys() == never.state.keys()
+    for name, values in run.state.items():
+        np.testing.assert_array_equal(values, never.state[name])
+
+
+def asking(**changes) -> Plan:
+    plan = Plan("fedadam", 5, 0.6, {"finetune": 4, "unlearn": 2}, {1: {3: frozenset({0})}})
+    for name, value in changes.items():
+        setattr(plan, name, value)
+    return plan
+
+
+@pytest.mark.parametrize("planted", ["moments", "record", "draw"])
+def test_what_survives_is_found_by_the_comparison(monkeypatch, planted):
+    plan = asking(aggregator="fedadam", demands={1: {3: frozenset(range(5))}}, rounds={"finetune": 6, "unlearn": 3})
+    run, never = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan, plan.until(1)), None)
+    expected = never.whole()[1]
+    np.testing.assert_array_equal(Run(plan, federation(plan), plan.requests()).whole()[1], expected)
+    if planted == "moments":
+        monkeypatch.setattr(FedAdam, "load_state_dict", lambda self, state: None)
+    if planted == "record":
+        run.clients[3].forgets = False
+    if planted == "draw":
+        run.drawn_by_records = True
+    assert not np.array_equal(run.whole()[1], expected)
+
+
+def test_rounds_before_a_client_took_part_are_not_held_again():
+    plan = asking(fraction=0.4, rounds={"finetune": 8, "unlearn": 1})
+    run = Run(plan, federation(plan), plan.requests())
+    run.stage("finetune", START, range(1, 9))
+    first = next(i for i, past in enumerate(run.history.rounds()) if 3 in past.clients)
+    sent = len(run.grid.log)
+    run.stage("unlearn", START, range(1, 2))
+    replayed = [
+        record["config"]["server-round"]
+        for kind, _, record in run.grid.log[sent:]
+        if kind == message_keys.TRAIN and record["config"]["stage"] == "train"
+    ]
+    assert first > 0
+    assert sorted(set(replayed)) == list(range(first + 1, 9))
+
+
+def test_a_silent_client_makes_it_impossible_and_is_named(caplog):
+    plan = asking(fraction=1.0)
+    run = Run(plan, federation(plan), plan.requests())
+    model = run.stage("finetune", START, range(1, 5))
+    lineage = run.history.rounds()
+    run.clients[1].silent = True
+    run.stage("unlearn", model, range(1, 2))
+    (request,) = run.requests.pending(2)
+    assert request.request_id == "r3"
+    assert "client 1, which took part in round 1 of finetune, gave no valid reply" in run.requests.reasons["r3"]
+    assert run.history.rounds()[: len(lineage)] == lineage, "the old rounds are still there"
+    assert run.requests.served_in == {}
+
+
+def test_a_client_whose_records_changed_is_named():
+    plan = asking(fraction=1.0)
+    run = Run(plan, federation(plan), plan.requests())
+    model = run.stage("finetune", START, range(1, 5))
+    run.clients[2].y[0] += 1e-3
+    run.stage("unlearn", model, range(1, 2))
+    assert "client 2 does not give what it gave in round 1 of finetune" in run.requests.reasons["r3"]
+
+
+def test_a_client_that_never_took_part_needs_no_work():
+    plan = asking(fraction=0.2, rounds={"finetune": 1, "unlearn": 1})
+    run = Run(plan, federation(plan), None)
+    model = run.stage("finetune", START, range(1, 2))
+    absent = next(c for c in range(5) if c not in run.history.rounds()[0].clients)
+    plan.demands = {1: {absent: frozenset({0})}}
+    run.requests = plan.requests()
+    sent = len(run.grid.log)
+    run.stage("unlearn", model, range(1, 2))
+    held = [record["config"].get("stage") for _, _, record in run.grid.log[sent:]]
+    assert run.requests.served_in == {f"r{absent}": 1}
+    assert "train" not in held
