@@ -546,7 +546,7 @@ class Updates:
     every: int = field(
         default=1,
         metadata=about(
-            "Keep every so many rounds only: FedEraser's interval Δt; an exact erasure then holds up to so many less one "
+            "Keep every so many rounds only: FedEraser's interval Δt. An exact erasure holds up to that number less one "
             "more rounds again.",
             unit="rounds",
             at_least=1,
