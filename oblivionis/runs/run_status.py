@@ -24,7 +24,7 @@ from oblivionis.runs.directory import RunDirectory
 
 RUNNING, FINISHED, STOPPED, DAMAGED = "running", "finished", "stopped", "damaged"
 STATES = (RUNNING, FINISHED, STOPPED, DAMAGED)
-_BLOCK = re.compile(r"^(?=[A-Za-z_]\w*:)", re.MULTILINE)
+BLOCK = re.compile(r"^(?=[A-Za-z_]\w*:)", re.MULTILINE)
 _BY_ITSELF = re.compile(r"\w+:[^\n\r\x85\u2028\u2029]*\n(?:(?: |- |#)[^\n\r\x85\u2028\u2029]*\n|\n)*")
 """A block whose lines cannot end its mapping or its document, and which no other block can continue."""
 _SHORT, _LARGEST = 10_000, 1_000_000
@@ -221,9 +221,9 @@ def _read(run: RunDirectory) -> Mapping[str, Any]:
     text = run.read_config()
     if len(text) > _LARGEST:
         raise FileError(f"{run.config_place}: it is larger than a configuration")
-    blocks = [block for block in _BLOCK.split(text) if block.partition(":")[0] in _Config.__annotations__]
+    blocks = [block for block in BLOCK.split(text) if block.partition(":")[0] in _Config.__annotations__]
     try:
-        found = checked(_mapping(blocks), _Config)
+        found = checked(mapping_of(blocks), _Config)
         if not found.get("stages"):
             raise ValueError("it names no stages")
         if unknown := set(found.get("stages", ())) - set(STAGES):
@@ -233,12 +233,14 @@ def _read(run: RunDirectory) -> Mapping[str, Any]:
         raise FileError(f"{run.config_place}: {str(error).splitlines()[0]}") from None
 
 
-def _mapping(blocks: Sequence[str]) -> Any:
-    """What the blocks of a YAML text say together. Many runs share a block: each is read once where it stands by
-    itself."""
+def mapping_of(blocks: Sequence[str]) -> Any:
+    """What the blocks of a YAML text say together.
+
+    Many runs share a block: each is read once where it stands by itself, without anchors that others may name.
+    """
     found: dict[str, Any] = {}
     for block in blocks:
-        own = _block(block) if len(block) < _SHORT and _BY_ITSELF.fullmatch(block) else None
+        own = _block(block) if len(block) < _SHORT and "&" not in block and _BY_ITSELF.fullmatch(block) else None
         if own is None:
             return yaml.load("".join(blocks), _LOADER) or {}
         found |= own

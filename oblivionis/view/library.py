@@ -50,7 +50,7 @@ class Library:
             raise RunError(f"{root}: no such folder; expected a folder of runs, or a run")
         self.root = root.resolve()
         self._found, self._searched = Found(), 0.0
-        self._readings = RunReadings(self.check, RunIndex(self.root) if indexed else None)
+        self.readings = RunReadings(self.check, RunIndex(self.root) if indexed else None)
         self._lock = threading.Lock()
 
     def found(self) -> Found:
@@ -82,11 +82,11 @@ class Library:
 
     def glances(self, patience: float | None = None) -> Glances:
         """A glance at every run; within `patience` seconds, at those that are read by then, the newest first."""
-        return self._readings.glances(self.found().runs, patience)
+        return self.readings.glances(self.found().runs, patience)
 
     def glance(self, name: str) -> Glance:
         """A glance at one run. NotThere without one."""
-        return self._readings.glance(name, self._path(name))
+        return self.readings.glance(name, self._path(name))
 
     def _path(self, name: str) -> Path:
         path = self.found().runs.get(name)

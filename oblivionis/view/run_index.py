@@ -64,10 +64,10 @@ class RunIndex:
 
     def _digest(self, data: bytes) -> bytes:
         """Of the content, with what else it depends on."""
-        return hashlib.blake2b(msgspec.msgpack.encode((self._root, _program(), data)), digest_size=_DIGEST).digest()
+        return hashlib.blake2b(msgspec.msgpack.encode((self._root, program(), data)), digest_size=_DIGEST).digest()
 
 
-def _program() -> tuple[str, list[tuple[str, int, int]]]:
+def program() -> tuple[str, list[tuple[str, int, int]]]:
     """The version of the program, and its code files with their states: between two versions they change, too."""
     files = []
     for folder, _, names in os.walk(Path(__file__).parents[1]):

@@ -28,11 +28,16 @@ def test_around_0_and_without_seeds():
     assert "epochs" not in searched("federaser"), "the server rebuilds by the epochs of training"
 
 
-@pytest.mark.parametrize("method", list_choices()["unlearning"])
+@pytest.mark.parametrize("method", [name for name in list_choices()["unlearning"] if name != "exact"])
 def test_every_method_has_a_space_that_its_limits_allow(method):
     for name, dimension in searched(method).items():
         for end in (dimension.low, dimension.high) if not dimension.choices else dimension.choices:
             compose("default", [f"unlearning={method}", f"unlearning.{name}={end}"])
+
+
+def test_a_method_without_hyperparameters_is_refused():
+    with pytest.raises(ConfigError, match="exact: nothing is left to search"):
+        searched("exact")
 
 
 def test_a_file_replaces_adds_and_leaves_out(tmp_path):

@@ -1,5 +1,6 @@
 """A run at a glance says what the run's own files say, and why it cannot."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -145,7 +146,7 @@ LINES = (
 @given(st.lists(st.sampled_from(LINES), max_size=8), st.booleans())
 def test_blocks_that_are_read_one_by_one_say_what_the_whole_says(lines, ended):
     text = "\n".join(lines) + "\n" * ended
-    blocks = [block for block in run_status._BLOCK.split(text) if block[:1] in tuple("abc")]
+    blocks = [block for block in run_status.BLOCK.split(text) if block[:1] in tuple("abc")]
 
     def outcome(of):
         try:
@@ -155,7 +156,7 @@ def test_blocks_that_are_read_one_by_one_say_what_the_whole_says(lines, ended):
 
     for _ in range(2):  # the second time some are known
         whole = outcome(lambda: yaml.safe_load("".join(blocks)) or {})
-        found = outcome(lambda: run_status._mapping(blocks))
+        found = outcome(lambda: run_status.mapping_of(blocks))
         assert isinstance(found, tuple) == isinstance(whole, tuple) and (isinstance(whole, tuple) or found == whole)
 
 
@@ -202,7 +203,7 @@ def earlier(folder):
     run.write_environment(seed=0)
     artifact_binding.begin(run, config, "unlearn")
     names = [p for pattern in artifact_binding.EARLIER for p in run.path.glob(pattern)]
-    files = {str(p.relative_to(run.path)): artifact_binding._file_hash(p) for p in names}
+    files = {str(p.relative_to(run.path)): hashlib.sha256(p.read_bytes()).hexdigest() for p in names}
     run.note("sealed", files=files, models={})
     return run
 

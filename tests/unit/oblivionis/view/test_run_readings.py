@@ -80,7 +80,7 @@ def rows(root, *, indexed):
     glances = found.glances()
     assert not glances.unread
     if indexed:
-        found._readings.wait()
+        found.readings.wait()
     return dict(glances.runs)
 
 
@@ -135,7 +135,7 @@ def test_files_that_changed_just_now_are_read_again(runs, monkeypatch, read_runs
     for times in (1, 2):
         assert len(window.glances().runs) == len(KINDS)
         assert read_runs.count("damaged") == times
-    window._readings.wait()
+    window.readings.wait()
     assert run_index.RunIndex(runs).load() == {}
 
 
@@ -174,10 +174,10 @@ def test_an_index_of_another_code_or_another_folder_counts_for_nothing(runs, mon
     mine, other = run_index.RunIndex(runs), run_index.RunIndex(runs.parent)
     shutil.copy(mine.path, other.path)
     assert other.load() == {} != mine.load()
-    states = run_index._program()
+    states = run_index.program()
     assert any(path.endswith("run_status.py") for path, *_ in states[1])
     version, files = states
-    monkeypatch.setattr(run_index, "_program", lambda: (version, files[1:]))
+    monkeypatch.setattr(run_index, "program", lambda: (version, files[1:]))
     assert mine.load() == {}
 
 
@@ -215,7 +215,7 @@ def test_two_windows_at_once_leave_a_whole_index(runs):
     for thread in threads:
         thread.join()
     for window in windows:
-        window._readings.wait()
+        window.readings.wait()
     assert found == [rows(runs, indexed=False)] * 4
     assert len(run_index.RunIndex(runs).load()) == len(KINDS) - 1
 
@@ -248,7 +248,7 @@ def test_the_newest_runs_are_shown_while_the_others_are_read(runs, slowly):
     assert f"0 of {len(KINDS)} runs in" in page and "are read so far" in page and 'data-seconds="3"' in page
     assert "No runs" not in page and "; 0 of these are shown" not in page
     slowly.update(newest := sorted(KINDS)[-2:])
-    visitor.library._readings.glances({kind: runs / kind for kind in newest}, None)
+    visitor.library.readings.glances({kind: runs / kind for kind in newest}, None)
     answer = visitor.get("/?part=runs&unread=1")
     assert f"2 of {len(KINDS)} runs in" in answer.text and answer.headers["x-seconds"] == "3"
     assert all(run_page(kind) in answer.text for kind in newest) and answer.text.count("<tr>") == 3
