@@ -546,7 +546,7 @@ class Updates:
     every: int = field(
         default=1,
         metadata=about(
-            "Keep every so many rounds only: FedEraser's interval Δt. An exact erasure holds up to that number less one "
+            "Keep every so many rounds only: FedEraser's interval Δt. With k of them an exact erasure holds up to k - 1 "
             "more rounds again.",
             unit="rounds",
             at_least=1,

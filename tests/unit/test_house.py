@@ -67,7 +67,7 @@ def test_every_loss_and_every_protocol_has_its_test_file(folder: str) -> None:
 
 
 def test_no_protocol_is_named_outside_its_own_files() -> None:
-    """By a text that is its name, or by an import; `fused` is also a way of running a model, `exact` a leakage function."""
+    """By a text that is its name, or by an import; `fused` also runs a model, `exact` is a leakage function."""
     names, found = set(protocols.names()), {}
     modules = {f"strategies.protocols.{name}" for name in names}
     for file in sorted(file for package in OURS for file in (TESTS.parent / package).rglob("*.py")):
