@@ -546,8 +546,8 @@ class Updates:
     every: int = field(
         default=1,
         metadata=about(
-            "Keep every so many rounds only: FedEraser's interval Δt. With k of them an exact erasure holds up to k - 1 "
-            "more rounds again.",
+            "Keep every so many rounds only: FedEraser's interval Δt. An exact erasure holds at most that many less "
+            "one more rounds again.",
             unit="rounds",
             at_least=1,
         ),

@@ -8,9 +8,9 @@ runs the others.
 from __future__ import annotations
 
 import logging
-import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class SecondEvaluator:
 
     def _wait(self) -> None:
         """Until there is something to receive; a signal that comes just before a wait is heard at its end."""
-        while not select.select([self._channel], [], [], _LOOK_S)[0]:
+        while not wait([self._channel.fileno()], _LOOK_S):
             pass
 
     def _lose(self) -> None:
