@@ -101,8 +101,9 @@ def fingerprint_model(model: Model) -> str:
 def fingerprint(folder: Path) -> str:
     """SHA-256 (hexadecimal) over config, tokenizer and weights of a model folder, as the module's docstring says.
 
-    Reads in blocks, so that memory stays small. The value is remembered, by the process and in the cache folder, as long
-    as path, size and times of all files stay the same. Raises ModelError for a folder without config.json or safetensors weights.
+    Reads in blocks, so that memory stays small. The value is remembered, by the process and in the cache folder, as
+    long as path, size and times of all files stay the same. Raises ModelError for a folder without config.json or
+    safetensors weights.
     """
     folder = folder.resolve()
     weights = _weight_files(folder)
