@@ -39,7 +39,7 @@ _TOKENIZER_STATE = ("truncation", "padding")
 _TOKENIZER_CONFIG = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
 _PLACES = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
-_known: dict[Path, tuple[list[list[Any]], str]] = {}
+known: dict[Path, tuple[list[list[Any]], str]] = {}
 """By folder what the process found, and the states of its files then."""
 
 
@@ -108,16 +108,16 @@ def fingerprint(folder: Path) -> str:
     folder = folder.resolve()
     weights = _weight_files(folder)
     state = _state([folder / name for name in _SMALL_FILES] + weights)
-    own = _known.get(folder)
+    own = known.get(folder)
     if own is not None and own[0] == state:
         return own[1]
     memory = _cache_file()
     entry = _read_cache(memory).get(str(folder))
     if isinstance(entry, dict) and entry.get("files") == state and isinstance(entry.get("sha256"), str):
-        _known[folder] = state, entry["sha256"]
+        known[folder] = state, entry["sha256"]
         return entry["sha256"]
     value = compute(folder)
-    _known[folder] = state, value
+    known[folder] = state, value
     with contextlib.suppress(OSError):
         write_json(memory, {**_read_cache(memory), str(folder): {"files": state, "sha256": value}})
     return value
