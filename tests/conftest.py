@@ -18,7 +18,8 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.fsync = lambda file: None  # tests kill processes, not machines; those that they start do as much (support/site)
+# Tests kill processes, not machines, and wait for no disk; those that they start do as much (support/site).
+os.fsync = lambda file: os.fstat(file) and None
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

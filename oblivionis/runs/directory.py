@@ -453,7 +453,7 @@ def _holder(path: Path) -> dict[str, Any]:
 def _process_start(pid: int) -> float | None:
     try:
         return psutil.Process(pid).create_time()
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # a number that no process has
         return None
 
 

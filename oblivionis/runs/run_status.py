@@ -167,7 +167,7 @@ def read(path: Path) -> Reading:
         progress = tuple(_progress(run, config, stage, summaries[stage] is not None) for stage in stages)
         lines = artifact_binding.ledger_lines(run)
         named = artifact_binding.named_files(lines)
-        others = tuple(sorted(name for name in named if not run_files.covered(name, _READ)))
+        others = tuple(sorted(n for n in named if n == _RUNNING.decode() or not run_files.covered(n, _READ)))
         nothing = artifact_binding.nothing_follows_by(run, lines)
     except OblivionisError as error:
         return Reading(Glance(DAMAGED, 0.0, str(error)), others)

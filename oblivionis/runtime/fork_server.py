@@ -20,6 +20,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,7 @@ class ForkServer:
         """How a process ended: its exit code, or minus the signal's number; None where it has not ended in time."""
         with self._lock:
             while pid not in self._ended:
-                ready, _, _ = select.select([self._socket], [], [], timeout_s)
-                if not ready:
+                if not wait([self._socket], timeout_s):
                     return None
                 try:
                     self._note(self._control.receive())

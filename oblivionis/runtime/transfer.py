@@ -57,7 +57,10 @@ class Channel:
         text = self._exactly(length)
         if not size:
             return pickle.loads(text)
-        _, (memory, *_), _, _ = socket.recv_fds(self._socket, 1, 1)
+        _, received, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not received:
+            raise EOFError("the other process has ended, or this one has no descriptor left")
+        (memory,) = received
         try:
             with mmap.mmap(memory, size, prot=mmap.PROT_READ) as content:
                 return _Unpickler(text, content).load()
@@ -114,5 +117,5 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> bytes | bytearray:
         first, end, readonly = pid
-        found = self._content[first:end]
-        return found if readonly else bytearray(found)
+        with memoryview(self._content) as whole:
+            return (bytes if readonly else bytearray)(whole[first:end])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,11 @@ _DIGEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A reading, and the digest of the files that it was made from."""
+    """A reading, and the digest of the files that it was made from; settled: it holds as long as they have that."""
 
     digest: bytes
     reading: Reading
+    settled: bool = True
 
 
 class RunIndex:
@@ -44,22 +46,22 @@ class RunIndex:
         return cache_root() / "view" / f"{hashlib.sha256(self._root).hexdigest()[:32]}.index"
 
     def load(self) -> dict[str, Kept]:
-        """What was kept, by the names of runs; nothing of a damaged file, or of another version's."""
+        """What was kept, by the names of runs; nothing of a damaged file, of another version's or of another user's."""
         try:
-            data = self.path.read_bytes()
+            data = _own_content(self.path)
             if data[:_DIGEST] != self._digest(data[_DIGEST:]):
                 return {}
             return {name: _kept(*entry) for name, entry in msgspec.msgpack.decode(data[_DIGEST:]).items()}
-        except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        except (OSError, RuntimeError, UnicodeEncodeError):  # RuntimeError: the user has no home
             return {}
 
     def save(self, kept: Mapping[str, Kept]) -> None:
         """Replace the file. A damaged run is left out: what prevented reading it need not be in its files."""
         packed = {name: entry for name, one in kept.items() if (entry := _packed(one)) is not None}
-        data = msgspec.msgpack.encode(packed)
         try:
+            data = msgspec.msgpack.encode(packed)
             write_atomic(self.path, self._digest(data) + data)
-        except (OSError, RuntimeError):
+        except (OSError, RuntimeError, UnicodeEncodeError):
             return
 
     def _digest(self, data: bytes) -> bytes:
@@ -67,13 +69,23 @@ class RunIndex:
         return hashlib.blake2b(msgspec.msgpack.encode((self._root, program(), data)), digest_size=_DIGEST).digest()
 
 
-def program() -> tuple[str, list[tuple[str, int, int]]]:
+def _own_content(path: Path) -> bytes:
+    """The content of a file of this user's. OSError for anything else: the cache folder may be shared."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(number, "rb") as file:
+        state = os.fstat(number)
+        if not stat.S_ISREG(state.st_mode) or (hasattr(os, "geteuid") and state.st_uid != os.geteuid()):
+            raise OSError(f"{path} is no file of this user's")
+        return file.read()
+
+
+def program() -> tuple[str, list[tuple[bytes, int, int]]]:
     """The version of the program, and its code files with their states: between two versions they change, too."""
     files = []
     for folder, _, names in os.walk(Path(__file__).parents[1]):
         for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
             state = os.stat(path)
-            files.append((path, state.st_mtime_ns, state.st_size))
+            files.append((os.fsencode(path), state.st_mtime_ns, state.st_size))
     return __version__, sorted(files)
 
 

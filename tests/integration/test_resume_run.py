@@ -12,6 +12,7 @@ from oblivionis.config.compose import ConfigError
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import app as server_app
+from oblivionis.server import grids as server_grids
 from strategies import message_keys
 
 OVERRIDES = " ".join([*BASE, *QUIET, "federation.rounds.finetune=3", "federation.rounds.unlearn=3"])
@@ -57,7 +58,8 @@ def test_what_cannot_be_resumed_is_said(monkeypatch, tmp_path):
 @pytest.fixture
 def simulated(monkeypatch):
     """Flower's own engine counts as what simulates the clients."""
-    monkeypatch.setattr(server_app, "of_flowers_simulation", lambda grid: isinstance(grid, InProcessGrid))
+    for module in (server_app, server_grids):
+        monkeypatch.setattr(module, "of_flowers_simulation", lambda grid: isinstance(grid, InProcessGrid))
     monkeypatch.setattr(server_app, "SETTLED_SECONDS", 0.2)
 
 

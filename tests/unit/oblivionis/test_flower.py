@@ -15,6 +15,14 @@ def test_flowers_simulation_tells_of_a_dead_process_by_its_code() -> None:
     assert grids.UNKNOWN_ERROR == 0 and "e_code = ErrorCode.UNKNOWN" in inspect.getsource(vce_api.worker)
 
 
+def test_flowers_grids_are_known_by_their_classes() -> None:
+    from flwr.superlink.grid import HttpGrid, InMemoryGrid
+
+    deployed, simulated = object.__new__(HttpGrid), object.__new__(InMemoryGrid)
+    assert grids.deployed(deployed) and not grids.deployed(simulated)
+    assert grids.of_flowers_simulation(simulated) and not grids.of_flowers_simulation(deployed)
+
+
 def test_flower_knows_the_variables_of_the_environment() -> None:
     from flwr.common import constant
     from flwr.supercore import constant as core

@@ -100,6 +100,14 @@ def test_who_waits_for_one_that_has_ended_is_told(ends: tuple[Channel, Channel])
         ends[1].send(b"x" * (1 << 20))
 
 
+def test_an_end_between_text_and_descriptor_is_an_end(ends: tuple[Channel, Channel], monkeypatch) -> None:
+    monkeypatch.setattr(socket, "send_fds", lambda *_: None)
+    ends[0].send(b"x" * (1 << 17))
+    ends[0].close()
+    with pytest.raises(EOFError, match="no descriptor left"):
+        ends[1].receive()
+
+
 def test_who_waits_is_told_of_an_end_that_somebody_else_holds_open(ends: tuple[Channel, Channel]) -> None:
     with socket.socket(fileno=os.dup(ends[0].fileno())):
         threading.Timer(0.1, ends[1].hang_up).start()

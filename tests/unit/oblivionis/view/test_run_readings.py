@@ -13,6 +13,7 @@ from support.reports import ask, bind, make_run
 from support.window import Visitor, run_page
 
 from oblivionis.runs import artifact_binding
+from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.run_status import DAMAGED, FINISHED, RUNNING, STOPPED
 from oblivionis.view import library, run_index, run_readings, runs_page
 from oblivionis.view.library import Library
@@ -175,7 +176,7 @@ def test_an_index_of_another_code_or_another_folder_counts_for_nothing(runs, mon
     shutil.copy(mine.path, other.path)
     assert other.load() == {} != mine.load()
     states = run_index.program()
-    assert any(path.endswith("run_status.py") for path, *_ in states[1])
+    assert any(path.endswith(b"run_status.py") for path, *_ in states[1])
     version, files = states
     monkeypatch.setattr(run_index, "program", lambda: (version, files[1:]))
     assert mine.load() == {}
@@ -218,6 +219,32 @@ def test_two_windows_at_once_leave_a_whole_index(runs):
         window.readings.wait()
     assert found == [rows(runs, indexed=False)] * 4
     assert len(run_index.RunIndex(runs).load()) == len(KINDS) - 1
+
+
+def test_an_index_of_another_user_or_no_file_at_all_counts_for_nothing(runs, monkeypatch):
+    expected, index = rows(runs, indexed=True), run_index.RunIndex(runs)
+    assert index.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: os.stat(index.path).st_uid + 1)
+        assert index.load() == {} and rows(runs, indexed=True) == expected
+    index.path.unlink()
+    os.mkfifo(index.path)
+    assert index.load() == {}
+
+
+def test_a_folder_whose_name_is_no_text_has_rows(runs):
+    odd = runs.parent / os.fsdecode(b"r\xffns")
+    shutil.copytree(runs, odd)
+    assert rows(odd, indexed=True).keys() == rows(runs, indexed=True).keys() == rows(odd, indexed=True).keys()
+
+
+def test_a_running_json_that_the_ledger_names_is_looked_at(runs):
+    run = RunDirectory.open(runs / "finished")
+    artifact_binding.measured(run, run.path / "running.json", {})
+    window = Library(runs)
+    assert not window.glances().runs["finished"].nothing
+    (run.path / "running.json").unlink()
+    assert "running.json is gone" in window.glances().runs["finished"].nothing
 
 
 # -- while runs are being read -------------------------------------------------------------------------------------
@@ -277,4 +304,31 @@ def test_a_fault_of_the_program_stops_no_other_page(runs, monkeypatch):
         window.glances()
     assert window.glance("finished").state == FINISHED
     monkeypatch.setattr(run_readings, "read", read)
+    assert len(window.glances().runs) == len(KINDS)
+
+
+def test_times_in_the_future_hide_nothing_and_keep_nobody_waiting(runs, monkeypatch, read_runs):
+    monkeypatch.setattr(run_readings, "SETTLED_NS", 2_000_000_000)
+    later = time.time() + 3600
+    for path in runs.rglob("*"):
+        os.utime(path, (later, later))
+    window = Library(runs)
+    expected = window.glances().runs
+    asked = threading.Thread(target=lambda: [window.glances(0.0) for _ in range(50)])
+    asked.start()
+    for _ in range(5):
+        found = window.glances(0.0)
+        assert not found.unread and found.runs == expected == window.glances().runs
+    asked.join()
+    window.readings.wait()
+    (runs / "finished" / "config.yaml").write_text("{")
+    assert window.glances().runs["finished"].state == DAMAGED
+
+
+def test_a_reader_that_cannot_start_is_told_and_started_by_the_next(runs, monkeypatch):
+    window, start = Library(runs), threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread")))
+    with pytest.raises(RuntimeError, match="no thread"):
+        window.glances()
+    monkeypatch.setattr(threading.Thread, "start", start)
     assert len(window.glances().runs) == len(KINDS)
