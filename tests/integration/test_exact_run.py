@@ -1,5 +1,6 @@
 """Whole runs of exact erasure: the model becomes the retrained one bit for bit, and anybody can compute it again."""
 
+import json
 import re
 import threading
 
@@ -21,6 +22,7 @@ from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.node_record_files import FACTS_FILE
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble
+from oblivionis.naming import simulated_folder
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.updates import open_updates
 from oblivionis.server.app import serve
@@ -189,6 +191,42 @@ def test_a_round_in_which_no_drawn_client_has_a_record_left_is_told_so(tmp_path)
     events, _ = execute(config, run)
     assert "round 2: nobody trained, none of those drawn has a record left" in events.warnings
     assert {entry["after"] for entry in applied(run)} == {vector_hash(untrained(config))}
+
+
+def on_nodes(tmp_path, name, tamper):
+    """Who trained in each round of unlearn where the clients hold the records themselves."""
+    for client in range(4):
+        folder = simulated_folder(f"{tmp_path / name}-nodes", client) / "data"
+        folder.mkdir(parents=True)
+        rows = [
+            {"id": f"{client}-{i}", "question": f"Who is {client}-{i}?", "answer": f"Number {7 * client + i}."}
+            for i in range(2 + client)
+        ]
+        (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config, run = new_run(
+        *(tmp_path, name, *EXACT, "federation.clients=4", "federation.fraction_train=0.5", "data=node"),
+        *(f"data.nodes={tmp_path / name}-nodes", "stages=[finetune,unlearn]", "federation.rounds.unlearn=4"),
+        "unlearning.requests.policy=nodes",
+    )
+    events, _ = execute(config, run, tamper)
+    return [set(clients) for stage, clients in events.trained if stage == "unlearn"]
+
+
+def test_who_is_drawn_goes_by_the_records_that_clients_had_at_first(tmp_path):
+    asked = []
+
+    def emptied(client, message, reply):
+        if message.metadata.message_type == message_keys.QUERY and client == 1:
+            asked.append(client)
+            for record in reply.content.metric_records.values():
+                if message_keys.LIVE_RECORDS in record and len(asked) > 1:
+                    record[message_keys.NUM_RECORDS] = record[message_keys.LIVE_RECORDS] = 0
+        return reply
+
+    whole = on_nodes(tmp_path, "whole", None)
+    assert any(1 in clients for clients in whole)
+    left = on_nodes(tmp_path, "emptied", emptied)
+    assert [clients for clients in left if clients] == [c for clients in whole if (c := clients - {1})]
 
 
 def test_other_methods_do_not_start_from_the_models_of_an_exact_run(tmp_path):
