@@ -181,7 +181,7 @@ class ExactProtocol(UnlearningProtocol):
 
 def _start(rounds: Sequence[PastRound], changed: Collection[int]) -> int | None:
     """The place of the round from which a replay begins, None where none is needed; _Impossible where it is gone."""
-    found, gone = starts(rounds, changed, LABEL)
+    found, gone = starts(rounds, changed, "a replay")
     for client, reason in sorted(gone.items()):
         raise _Impossible(f"client {client}: {reason}")
     return min(found.values(), default=None)

@@ -285,6 +285,23 @@ def test_a_client_that_withholds_more_while_rounds_are_held_again_is_named_and_s
     np.testing.assert_array_equal(final, never.whole()[1])
 
 
+def test_a_client_from_before_the_stored_rounds_keeps_the_others_waiting_and_is_named():
+    plan = asking(fraction=0.4, rounds={"finetune": 8, "unlearn": 1})
+    run = Run(plan, federation(plan), None)
+    run.history = MemoryHistory(keep=6, models_only=True)
+    model = run.stage("finetune", START, range(1, 9))
+    firsts = {c: next(i for i, p in enumerate(run.history.rounds()) if c in p.clients) for c in range(5)}
+    early, late = min(firsts, key=firsts.__getitem__), max(firsts, key=firsts.__getitem__)
+    assert firsts[early] < 2 <= firsts[late]
+    plan.demands = {1: {early: frozenset({0}), late: frozenset({0})}}
+    run.requests = plan.requests()
+    run.stage("unlearn", model, range(1, 2))
+    assert run.requests.served_in == {}
+    reason = f"exact erasure: client {early}: a replay needs the updates from round {firsts[early] + 1} of finetune on"
+    assert all(reason in run.requests.reasons[f"r{client}"] for client in (early, late))
+    assert (1, "after_unlearn") not in run.recorder.checkpoints
+
+
 def test_a_client_that_never_took_part_needs_no_work():
     plan = asking(fraction=0.2, rounds={"finetune": 1, "unlearn": 1})
     run = Run(plan, federation(plan), None)
