@@ -97,6 +97,13 @@ LIVE_RECORDS: Final = "live-records"
 ERASURE: Final[tuple[str, ...]] = ("rebuilt-rounds", "calibrated-updates", "erase-seconds")
 """The server's own metrics of an erasure, in addition to those that clients report."""
 REPLAY: Final = "replay"
-"""Whether a training message holds a past round again; a client with a ledger of its own must have taken part in it."""
+"""In a training message that holds a past round again: in which round of the stage `unlearn`. A client with a ledger of
+its own must have taken part in the past round."""
+REPLAYED_BEFORE: Final = "replayed-before"
+"""Which replay made that past round what it is now, as `REPLAY`; 0: none did."""
+CHANGED_RECORDS: Final = "changed-records"
+"""In the reply: records that the client trains on now and did not then, or the other way round."""
+REPLAYED: Final = (LIVE_RECORDS, CHANGED_RECORDS)
+"""What a reply to such a message says in addition to one of training."""
 PARTITION_ID: Final = "partition-id"
 """The permanent number of a client; in the reply to `QUERY`, optional in other replies."""

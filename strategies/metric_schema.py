@@ -67,7 +67,8 @@ UNLEARN: Numbers = {
     "forget-gap-after": _NATS,
     message_keys.LIVE_RECORDS: _COUNT,
 }
-NUMBERS: Mapping[str, Numbers] = {"train": TRAIN, "calibrate": TRAIN, "unlearn": UNLEARN}
+REPLAY: Numbers = {**TRAIN, **dict.fromkeys(message_keys.REPLAYED, _COUNT)}
+NUMBERS: Mapping[str, Numbers] = {"train": TRAIN, "calibrate": TRAIN, "replay": REPLAY, "unlearn": UNLEARN}
 """By the kind of exchange, as `Listener.exchange_started` names it."""
 
 

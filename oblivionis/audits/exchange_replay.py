@@ -46,16 +46,21 @@ from oblivionis.measures.audit_numbers import MOMENTS, read_audit
 from oblivionis.models.aggregator import aggregator
 from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.client_ranks import fitting
+from oblivionis.models.update_bounds_settings import bounds_of
 from oblivionis.naming import REFERENCES_TABLE, simulated_folder
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
+from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
+from oblivionis.runs.known_nodes import KnownNodes
 from oblivionis.runs.ledger_run_events import served_again
 from oblivionis.runs.updates import UpdateStore, open_updates
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
+from strategies.flower_internals import AggregationError
 from strategies.metric_schema import UNLEARN
 from strategies.protocols.base import Answer, ByUnlearning
 from strategies.protocols.update_history import PastRound
+from strategies.rounds.update_bounds import Bounds
 from strategies.submodel import Submodel
 
 EQUAL, DIFFERS = "equal", "differs"
@@ -206,8 +211,12 @@ def _rounds_again(
     run: RunDirectory, config: Config, node_dirs: Sequence[Path], pieces: int | None
 ) -> Iterator[Finding]:
     """Hold the rounds again that led to the present model of an exact erasure, without the records of all requests."""
+    for stage in LABELS:
+        _check_own(run, stage, "exchange")
     store = open_updates(config, run.path, STAGE)
     lineage = store.rounds() if store is not None else []
+    if unknown := {past.stage for past in lineage} - LABELS.keys():
+        raise AuditError(f"{run.path}: its stored rounds name the stage {min(unknown)!r}, which trains nobody")
     places = [place for place, past in enumerate(lineage) if past.stored]
     if store is None or not places or places[0] > 0:
         raise NotTestable(
@@ -220,10 +229,11 @@ def _rounds_again(
     yield _compared("model before any training", vector_hash(untrained), vector_hash(first))
     for client, folder in sorted(folders.items()):
         yield from _of_client(run, worker, client, folder)
+    erased = _newest_exchange(run)
     ends = list(zip(places, [*places[1:], len(lineage)], strict=True))
     for start, end in ends if pieces is None else sorted(random.sample(ends, min(pieces, len(ends)))):
-        yield _piece_again(run, config, worker, folders, store, lineage, start, end)
-    yield from _erased(run, store, lineage)
+        yield from _piece(run, config, worker, folders, store, lineage[start : end + 1], end < len(lineage), erased)
+    yield from _erased(store, lineage, erased, every=pieces is None)
 
 
 def _of_client(run: RunDirectory, worker: Worker, client: int, folder: Path) -> Iterator[Finding]:
@@ -234,84 +244,140 @@ def _of_client(run: RunDirectory, worker: Worker, client: int, folder: Path) -> 
     yield from _held(run, worker, client, folder, state)
 
 
-def _piece_again(
+def _piece(
     run: RunDirectory,
     config: Config,
     worker: Worker,
     folders: Mapping[int, Path],
     store: UpdateStore,
-    lineage: Sequence[PastRound],
-    start: int,
-    end: int,
-) -> Finding:
-    """Hold the rounds again from the stored one at place `start` up to `end`: the next stored one, or the run's end."""
-    stored, inner = store.read(lineage[start]), aggregator(config, averaging(config.model, worker.flat.manifest))
-    inner.load_state_dict(stored.state)
-    model, stage = stored.sent, lineage[start].stage
+    rounds: Sequence[PastRound],
+    goes_on: bool,
+    erased: tuple[int, str],
+) -> Iterator[Finding]:
+    """Hold `rounds` again from the first, which is stored, to the last, which is stored, too, or (unless the lineage
+    `goes_on` there) to the run's end. On the way the model after the exchange that `erased` names is compared."""
+    first, last = rounds[0], rounds[-1]
+    what = f"from round {first.round} of {first.stage} on"
+    if len(rounds) == 1 + goes_on:
+        what = f"round {first.round} of {first.stage}"
     carries_on = config.strategy.server_state_from_finetune == "keep"
-    what = (
-        f"from round {lineage[start].round} of {stage} on"
-        if end > start + 1
-        else f"round {lineage[start].round} of {stage}"
-    )
-    for past in lineage[start:end]:
-        if past.stage != stage and not carries_on:
+    try:
+        stored, inner = store.read(first), aggregator(config, averaging(config.model, worker.flat.manifest))
+        inner.load_state_dict(stored.state)
+        model, stage, bounds = stored.sent, first.stage, _bounds(run, config, worker)
+        for past in rounds[:-1] if goes_on else rounds:
+            if past.stage != stage and not carries_on:
+                inner.reset_state()
+            stage = past.stage
+            if past is not first and (stage, past.round) == (STAGE, erased[0]) and not past.stored:
+                yield _compared(_after_exchange(erased), vector_hash(_vector(model)), erased[1])
+            updates = _round_again(run, worker, folders, past, model, bounds)
+            for update in updates:
+                if vector_hash(_vector(update.arrays)) != past.hashes.get(update.partition):
+                    why = f"client {update.partition} gives another update in round {past.round} of {stage}"
+                    yield Finding(what, DIFFERS, why)
+                    return
+            if updates:
+                inner.starts_from(model)
+                model = inner.aggregate(model, updates)
+        if not goes_on:
+            final = _final(run)
+            yield _compared(what, vector_hash(_vector(model)), "" if final is None else vector_hash(final))
+            return
+        following = store.read(last)
+        if last.stage != stage and not carries_on:
             inner.reset_state()
-        stage, updates = past.stage, list[ClientUpdate]()
-        for client in past.clients:
-            try:
-                vector, report = _trained_again(
-                    run, worker, client, folders[client], past.stage, past.round, _vector(model)
-                )
-            except NotTestable as error:
-                return Finding(what, NOT_TESTABLE, str(error))
-            if vector_hash(vector) != past.hashes.get(client):
-                return Finding(what, DIFFERS, f"client {client} gives another update in round {past.round} of {stage}")
-            updates.append(ClientUpdate(client, report.num_examples, _record(vector), report.steps))
-        if updates:
-            inner.starts_from(model)
-            model = inner.aggregate(model, updates)
-    if end == len(lineage):
-        final = _final(run)
-        return _compared(what, vector_hash(_vector(model)), "" if final is None else vector_hash(final))
-    following = store.read(lineage[end])
-    if lineage[end].stage != stage and not carries_on:
-        inner.reset_state()
-    state = inner.state_dict()
-    if state.keys() != following.state.keys() or any(
-        not np.array_equal(values, following.state[name]) for name, values in state.items()
-    ):
-        return Finding(what, DIFFERS, "the aggregator's state comes out otherwise")
-    return _compared(what, vector_hash(_vector(model)), vector_hash(_vector(following.sent)))
+        yield _compared_states(what, inner.state_dict(), following.state) or _compared(
+            what, vector_hash(_vector(model)), vector_hash(_vector(following.sent))
+        )
+    except NotTestable as error:
+        yield Finding(what, NOT_TESTABLE, str(error))
+    except (ValueError, KeyError, RunError, AggregationError) as error:
+        yield Finding(what, DIFFERS, f"what is stored is not what such a run stores: {error}")
 
 
-def _erased(run: RunDirectory, store: UpdateStore, lineage: Sequence[PastRound]) -> Iterator[Finding]:
-    """Whether the newest exchange left the model that these rounds give."""
-    applied = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "applied"]
-    newest_round = int(applied[-1]["round"])
-    place = next((p for p in lineage if (p.stage, p.round) == (STAGE, newest_round)), None)
-    what = f"model after the exchange of round {newest_round}"
-    if place is None or not place.stored:
-        yield Finding(what, NOT_TESTABLE, "its round is not stored")
-    else:
-        yield _compared(what, vector_hash(_vector(store.read(place).sent)), str(applied[-1]["after"]))
+def _compared_states(what: str, here: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray]) -> Finding | None:
+    """A finding where the aggregator's state is not the stored one."""
+    same = here.keys() == stored.keys() and all(np.array_equal(values, stored[name]) for name, values in here.items())
+    return None if same else Finding(what, DIFFERS, "the aggregator's state comes out otherwise")
+
+
+def _bounds(run: RunDirectory, config: Config, worker: Worker) -> Bounds:
+    """What one client may count, as in the run itself."""
+    remote = config.data.on_clients
+    known = KnownNodes(run.path / KNOWN_NODES)
+    count = known.records if remote else lambda client: len(worker.holding(client).records)
+    return bounds_of(config, count, worker.flat.size, reported=remote)
+
+
+def _round_again(
+    run: RunDirectory,
+    worker: Worker,
+    folders: Mapping[int, Path],
+    past: PastRound,
+    model: ArrayRecord,
+    bounds: Bounds,
+) -> list[ClientUpdate]:
+    """The updates of a round, as they count. NotTestable where a client's cannot be computed here."""
+    updates = []
+    for client in past.clients:
+        vector, report = _trained_again(run, worker, client, folders[client], past, _vector(model))
+        updates.append(ClientUpdate(client, report.num_examples, _record(vector), report.steps))
+    return bounds.of_training(updates, model)
+
+
+def _newest_exchange(run: RunDirectory) -> tuple[int, str]:
+    """The newest round of unlearn in which a request was served that still is, and the hash of the model after it."""
+    served = {request.id: request.served_round for request in Ledger(run.ledger_path)}
+    lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "applied"]
+    lines = [e for e in lines if e.get("round") == served.get(str(e.get("id")))]
+    newest = max(lines, key=lambda e: int(e["round"]))
+    return int(newest["round"]), str([e for e in lines if e["round"] == newest["round"]][-1]["after"])
+
+
+def _after_exchange(erased: tuple[int, str]) -> str:
+    return f"model after the exchange of round {erased[0]}"
+
+
+def _erased(
+    store: UpdateStore, lineage: Sequence[PastRound], erased: tuple[int, str], *, every: bool
+) -> Iterator[Finding]:
+    """Whether the newest exchange left the model that its stored round has; `every`: all pieces were held again, and
+    with them what is not stored."""
+    place = next((p for p in lineage if (p.stage, p.round) == (STAGE, erased[0])), None)
+    if place is not None and place.stored:
+        yield _compared(_after_exchange(erased), vector_hash(_vector(store.read(place).sent)), erased[1])
+    elif place is None or not every:
+        why = "no round follows it" if place is None else "its round is not stored; without --pieces it is compared"
+        yield Finding(_after_exchange(erased), NOT_TESTABLE, why)
 
 
 def _trained_again(
-    run: RunDirectory, worker: Worker, client: int, folder: Path, stage: str, server_round: int, received: np.ndarray
+    run: RunDirectory, worker: Worker, client: int, folder: Path, past: PastRound, received: np.ndarray
 ) -> tuple[np.ndarray, TrainReport]:
-    """What a client's training gives on what was left of its records then. NotTestable without a line of its ledger."""
-    lines = _lines(run, folder, message_keys.TRAIN, server_round, vector_hash(received))
+    """What a client's training gives on what was left of its records then. NotTestable without a line of its ledger, or
+    where it was done with other records."""
+    lines = _lines(run, folder, message_keys.TRAIN, past.round, vector_hash(received))
+    wanted = (LABELS[past.stage], past.replayed, "")
+    lines = [e for e in lines if (e.get("stage"), e.get("replay", 0), e.get("exclude", "")) == wanted]
     served = frozenset(i for r in Ledger(run.ledger_path).of_client(client) if r.served_round for i in r.record_ids)
-    state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
+    state = _State.at(folder, _newest(lines, client, f"the training of round {past.round}"), served)
+    if other := _other_records(worker, client, folder, state.line):
+        raise NotTestable(f"client {client}, round {past.round} of {past.stage}: {other}")
     return worker.finetune(
         client,
         received,
         excluded=state.withheld,
         epochs=worker.config.federation.local_epochs,
         proximal_mu=float(worker.config.strategy.params.get(message_keys.PROXIMAL_MU.replace("-", "_"), 0.0)),
-        seed=seeds.derive(worker.config.seed, LABELS[stage], client, server_round),
+        seed=seeds.derive(worker.config.seed, LABELS[past.stage], client, past.round),
     )
+
+
+def _check_own(run: RunDirectory, stage: str, what: str) -> None:
+    """NotTestable where a stage is that of another run, whose name its clients' ledgers have."""
+    if source := (run.stage_summary(stage) or {}).get("reused_from"):
+        raise NotTestable(f"the stage {stage} is that of the run {source}: audit it there", what)
 
 
 def _check_method(method: str) -> None:
@@ -406,8 +472,7 @@ def _training_again(
     run, config = _opened(path, overrides)
     yield from _sealed(run)
     _check_open(config)
-    if source := (run.stage_summary(stage) or {}).get("reused_from"):
-        raise NotTestable(f"the stage {stage} is that of the run {source}: audit it there", "training")
+    _check_own(run, stage, "training")
     compression = config.federation.compression
     if compression.method != "none" and compression.error_feedback:
         raise NotTestable(
@@ -423,6 +488,8 @@ def _training_again(
             "N rounds with unlearning.updates.keep=N",
             "training",
         )
+    if past[0].hashes:
+        raise NotTestable(f"{run.path} stores models only: `audit exchange` holds its rounds again", "training")
     updates = store.read(past[0])
     update = next((u for u in updates.clients if u.partition == client), None)
     if update is None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
 
 from clients.record_level_dp import Privacy
 from oblivionis import seeds
@@ -16,11 +19,12 @@ from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
 from oblivionis.data.twins import content_key
 from oblivionis.erasure.hidden_requests import sealed_counts, seals
-from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.node_record_files import read_node, read_references
+from oblivionis.erasure.node_ledger import BESIDE, RECORDS, NodeLedger
+from oblivionis.erasure.node_record_files import other_files_hash, read_node, read_references, records_hash
 from oblivionis.erasure.standing_demands import hold_back
 from oblivionis.erasure.unlearn_messages import accept
 from oblivionis.errors import ClientError
+from oblivionis.runs.directory import vector_hash
 from strategies import message_keys
 
 log = logging.getLogger("flwr")
@@ -67,11 +71,50 @@ class Exchange:
         live = [i for i in self.held if i not in excluded]
         return {*excluded, *self.turn.left_out(live, least)}
 
-    @property
-    def took_part(self) -> bool:
-        """Whether the client did the same work before, by its own ledger."""
-        lines = NodeLedger(self.node.path).exchanges()
-        return any((e.get("kind"), e.get("seed")) == (self.message.kind, self.run_seed) for e in lines)
+    def past_round(self) -> Mapping[str, Any]:
+        """The line of the client's own ledger about the round that is held again, as the server's history has it.
+
+        ClientError where there is none, or the client held other records then: those were not trained on.
+        """
+        message = self.message
+        what = f"round {message.round} of {message.stage}"
+        wanted = {
+            "kind": message.kind,
+            "run": message.run,
+            "seed": self.run_seed,
+            "replay": message.integer(message_keys.REPLAYED_BEFORE, 0),
+            "exclude": "",
+        }
+        lines = [{"replay": 0, "exclude": "", **e} for e in NodeLedger(self.node.path).exchanges()]
+        lines = [e for e in lines if wanted.items() <= e.items()]
+        if not lines:
+            raise ClientError(
+                f"client {self.client} is to hold {what} again, and its ledger does not say that it took part in it in "
+                "this run"
+            )
+        if any(lines[-1].get(name) != here for name, here in self.basis().items()):
+            raise ClientError(f"client {self.client} holds other records than in {what}")
+        return lines[-1]
+
+    def changed_since(self, line: Mapping[str, Any]) -> set[str]:
+        """Ids of the held records that are withheld now and were not at a line of the client's ledger, or were then."""
+        buried = [i for i, _ in self.node.tombstone_lines()[: line["tombstones"]]]
+        return (self.withheld() ^ {*line["asked"], *buried}).intersection(self.held)
+
+    def check_as_then(self, line: Mapping[str, Any], vector: np.ndarray) -> None:
+        """ClientError where the same model and records gave another `vector` at a line of the client's ledger."""
+        if line.get("before") == vector_hash(self.message.vector) and line.get("after") != vector_hash(vector):
+            raise ClientError(
+                f"client {self.client} does not give what it gave in round {self.message.round} of "
+                f"{self.message.stage}: its software or its processor has changed"
+            )
+
+    def basis(self) -> dict[str, str]:
+        """Hashes of what the client works with: all its records, and the files read in addition."""
+        return {
+            RECORDS: records_hash(self.worker.holding(self.client).identified()),
+            BESIDE: other_files_hash(self.node.path),
+        }
 
     @property
     def hides_requests(self) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from oblivionis.client.exchange import Exchange
+from oblivionis.config import method_traits
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
-from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
-from oblivionis.erasure.node_record_files import other_files_hash, records_hash
+from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
 from oblivionis.runs.directory import vector_hash
 
 
@@ -44,14 +44,17 @@ def enter_exchange(
     if vector is not None:
         line["after"] = vector_hash(vector)
     line["tombstones"] = len(node.tombstone_lines())
-    line[RECORDS] = records_hash(exchange.worker.holding(exchange.client).identified())
-    line[BESIDE] = other_files_hash(node.path)
+    line |= exchange.basis()
     if requests:
         line["requests"] = list(requests)
     if phase:
         line["moment"] = phase
     if vector is not None and not message.masked:
         line["seed"] = exchange.run_seed
+    if message.replay is not None:
+        line["replay"] = message.replay
+    if (exclude := message.text("exclude")) and method_traits.replays(exchange.config.unlearning.method):
+        line["exclude"] = exclude  # by the same seed as finetune, whose rounds can be held again
     if exchange.turn.again:
         line["again"] = True
     if numbers is not None:

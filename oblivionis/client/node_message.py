@@ -97,6 +97,11 @@ class NodeMessage:
         return self.integer(message_keys.SERVER_ROUND, 0)
 
     @property
+    def replay(self) -> int | None:
+        """In which round of unlearn this past round is held again; None for a round of its own."""
+        return self.integer(message_keys.REPLAY, 0) if message_keys.REPLAY in self.config else None
+
+    @property
     def trains(self) -> bool:
         """Whether a model comes back, changed by training or unlearning."""
         return self.kind in (message_keys.TRAIN, message_keys.UNLEARN)

@@ -810,9 +810,9 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
 
 
 @_reads(
-    *("unlearning.method", "unlearning.requests.policy", "privacy.level", "model.lora.ranks"),
+    *("unlearning.method", "unlearning.requests", "privacy.level", "model.lora.ranks"),
     *("federation.compression.method", "federation.buffer.size", "federation.secure_aggregation.enabled"),
-    *("federation.sampling", "strategy.server_state_on_unlearn"),
+    *("federation.sampling", "strategy.server_state_on_unlearn", "start_from", "unlearning.updates.keep"),
 )
 def _not_with(config: Config) -> Iterator[Problem]:
     """What a method's own file says that it does not go with."""
@@ -838,6 +838,21 @@ def _not_with(config: Config) -> Iterator[Problem]:
             config.strategy.server_state_on_unlearn == "reset",
             "strategy.server_state_on_unlearn",
             f"keep, {another}",
+        ),
+        "finetune_of_another_run": (
+            config.start_from is not None,
+            "start_from",
+            f"null, with finetune in stages, {another}",
+        ),
+        "newest_rounds_only": (
+            bool(config.unlearning.updates.keep),
+            "unlearning.updates.keep",
+            f"null: all rounds, {another}",
+        ),
+        "requests_in_parts": (
+            config.unlearning.requests.per_round is not None,
+            "unlearning.requests.per_round",
+            f"null: all requests in one exchange, {another}",
         ),
         "requests_in_a_row": (
             config.unlearning.requests.policy == "random_client_per_round",

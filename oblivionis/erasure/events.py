@@ -462,7 +462,8 @@ class Exchanged(Event):
     audit measured, and when.
 
     SHA-256: `before` of the model received, `after` of the one sent back, `records` of the node's records, `beside` of
-    what it reads in addition to them. `tombstones`: how many there were.
+    what it reads in addition to them. `tombstones`: how many there were. `replay`: in which round of unlearn a past
+    round was held again; `exclude`: what the stage retrain went without.
     """
 
     kind: str
@@ -478,6 +479,8 @@ class Exchanged(Event):
     requests: Texts = ()
     moment: str = ""
     again: bool = False
+    replay: Count = 0
+    exclude: str = ""
     numbers: Numbers | UnsetType = UNSET
 
 

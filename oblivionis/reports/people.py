@@ -15,6 +15,7 @@ from rich.text import Text
 from evaluation.wikimem.score import Summary, by_cohort, summarize
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonAudit, as_text, by_strength
 from oblivionis.audits.requests_from_audit import Plan, described
+from oblivionis.config import method_traits
 from oblivionis.naming import MODELS
 from oblivionis.reports.format import counted, printable, shortened
 
@@ -151,6 +152,8 @@ def commands(plan: Plan, audit: PersonAudit, file: Path) -> tuple[str, str]:
     run = plan.run.path
     name = f"{run.name}-forgets"
     serve = ["oblivionis", "simulate", _near(run / "config.yaml"), "stages=[unlearn]", f"start_from={_near(run)}"]
+    if method_traits.replays(plan.config.unlearning.method):  # holds only rounds of its own run again
+        serve[3:] = ["stages=[finetune,unlearn]"]
     serve += [f"name={name}", "unlearning.requests.policy=file", f"unlearning.requests.file={_near(file.resolve())}"]
     again = ["oblivionis", "audit", "person", _near(Path(plan.config.output).expanduser().absolute() / name)]
     if audit.subjects_file is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
 from evaluation.metrics.rouge import ANY_SCRIPT
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import oracle_as_text, read_twins
@@ -157,7 +158,11 @@ def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> t
     if config.data.on_clients:  # the server has nothing to compare
         return ()
     place = shlex.quote(str(run.path))
-    again = f"oblivionis simulate {shlex.quote(str(run.path / 'config.yaml'))} start_from={place}{_name(run, config)}"
+    exact = method_traits.replays(unlearning.method)
+    start = "" if exact else f" start_from={place}"
+    again = f"oblivionis simulate {shlex.quote(str(run.path / 'config.yaml'))}{start}{_name(run, config)}"
+    if exact and verdict is not None:  # there is no more or less of it
+        return ()
     if verdict is None:
         if "retrain" in config.stages:
             return ()

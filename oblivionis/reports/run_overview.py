@@ -165,6 +165,11 @@ def _or_dash(count: int) -> str:
     return str(count) if count else "–"
 
 
+def _again(row: Mapping[str, Any]) -> list[int]:
+    """The clients with which past rounds were held again, each once."""
+    return sorted(set(row["clients"].get("replay", [])))
+
+
 def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
     """Who answered in each round, in a part that can be opened; nothing where that was not written down."""
     rows = [row for row in rows if "clients" in row]
@@ -173,7 +178,7 @@ def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
     cells = [
         [
             str(row["round"]),
-            _clients([*row["clients"].get("unlearn", []), *row["clients"].get("calibrate", [])]),
+            _clients([*row["clients"].get("unlearn", []), *row["clients"].get("calibrate", []), *_again(row)]),
             _clients(row["clients"].get("train", [])),
             _clients(row["clients"].get("failed", [])),
             _clients(sorted({entry["client"] for entry in row.get("cut", ())})),

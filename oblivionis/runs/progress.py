@@ -113,7 +113,11 @@ class _Following(Events):
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
         asking = self._asking or f"{_asking(clients)} to forget"
-        kinds = {"unlearn": f"FedTU: {asking}", "calibrate": "FedTU: other clients train beside it"}
+        kinds = {
+            "unlearn": f"FedTU: {asking}",
+            "calibrate": "FedTU: other clients train beside it",
+            "replay": "FedTU: a past round is held again",
+        }
         self._exchange, self._asking = kinds.get(kind, "FedFT"), ""
         self.doing = f"{self._exchange}, 0/{len(clients)} replies"
 

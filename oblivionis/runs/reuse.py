@@ -65,7 +65,7 @@ def check_updates(config: Config, source: RunDirectory) -> None:
     updates = open_updates(config, source.path, "finetune")
     if updates is not None and (missing := updates.missing()):
         raise RunError(
-            f"start_from: {source.path} does not hold the clients' updates of {missing}, which this run needs. Make a "
+            f"start_from: {source.path} does not hold {missing}, which this run needs. Make a "
             "run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
             f"unlearning={config.unlearning.method} unlearning.updates.every={config.unlearning.updates.every} and "
             "otherwise the same settings, and start from that"

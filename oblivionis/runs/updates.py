@@ -78,8 +78,12 @@ class UpdateStore:
         return _rounds(self._present())
 
     def read(self, past: PastRound) -> RoundUpdates:
-        """One stored round. Raises RunError when its file is damaged."""
-        return _read(_file(self._present(), past.stage, past.round))
+        """One stored round. Raises RunError when its file is damaged, or lacks the updates that it should hold."""
+        file = _file(self._present(), past.stage, past.round)
+        found = _read(file)
+        if not self._models_only and {update.partition for update in found.clients} != set(past.clients):
+            raise RunError(f"{file} does not hold the updates of all clients that took part in its round")
+        return found
 
     @contextmanager
     def rewriting(self, server_round: int) -> Iterator[_Generation]:
@@ -88,7 +92,7 @@ class UpdateStore:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            yield _Generation(self._present(), temporary, self._models_only)
+            yield _Generation(self._present(), temporary, self._models_only, server_round)
             for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
                 sync_folder(folder)
             os.replace(temporary, self.path / f"{server_round:04d}")
@@ -137,15 +141,21 @@ class UpdateStore:
             write_atomic(folder / ROUNDS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def missing(self) -> str:
-        """Which rounds of finetune this store should hold and does not; empty when it has all."""
+        """What of the rounds of finetune this store should hold and does not; empty when it has all."""
         original = self.path / f"{0:04d}"
         recorded = [past for past in _rounds(original) if past.stage == "finetune"]
         if not recorded:
-            return "any round of finetune"
+            return "the clients' updates of any round of finetune"
+        if any(past.clients and bool(past.hashes) != self._models_only for past in recorded):
+            if self._models_only:
+                return "the hashes of the clients' updates of finetune (it holds the updates in their place)"
+            return "the clients' updates of finetune (it holds models only)"
         wanted = [past for past in recorded if is_stored(past.round, self._every)]
         wanted = wanted if self._keep is None else wanted[len(wanted) - min(self._keep, len(wanted)) :]
         missing = [past.round for past in wanted if not past.stored]
-        return f"round {missing[0]} of finetune ({len(missing)} of {len(wanted)} rounds)" if missing else ""
+        if not missing:
+            return ""
+        return f"the clients' updates of round {missing[0]} of finetune ({len(missing)} of {len(wanted)} rounds)"
 
     def adopt(self, source: UpdateStore) -> None:
         """Take over the finetune rounds of another run's store, which must be complete; files are linked or copied."""
@@ -168,8 +178,8 @@ class UpdateStore:
 class _Generation:
     """A generation in the making."""
 
-    def __init__(self, old: Path, new: Path, models_only: bool) -> None:
-        self._old, self._new, self._models_only = old, new, models_only
+    def __init__(self, old: Path, new: Path, models_only: bool, server_round: int) -> None:
+        self._old, self._new, self._models_only, self._round = old, new, models_only, server_round
 
     def keep(self, past: PastRound) -> None:
         if past.stored:
@@ -177,7 +187,7 @@ class _Generation:
         append_lines(self._new / ROUNDS, [_row(past)])
 
     def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
-        _add(self._new, updates, stored=stored, models_only=self._models_only)
+        _add(self._new, updates, stored=stored, models_only=self._models_only, replayed=self._round)
 
 
 class _Past(TypedDict):
@@ -188,6 +198,7 @@ class _Past(TypedDict):
 
 class _Row(_Past, total=False):
     hashes: dict[str, str]
+    replayed: int
 
 
 class _Recorded(TypedDict):
@@ -200,16 +211,18 @@ class _Info(_Recorded, total=False):
     steps: dict[str, float | None]
 
 
-def _add(folder: Path, updates: RoundUpdates, *, stored: bool, models_only: bool) -> None:
+def _add(folder: Path, updates: RoundUpdates, *, stored: bool, models_only: bool, replayed: int = 0) -> None:
     """Add a round to the lineage in `folder`."""
     if stored:
         _write(folder, replace(updates, clients=()) if models_only else updates)
-    append_lines(folder / ROUNDS, [_row(past_round(updates, stored=stored, models_only=models_only))])
+    past = past_round(updates, stored=stored, models_only=models_only, replayed=replayed)
+    append_lines(folder / ROUNDS, [_row(past)])
 
 
 def _row(past: PastRound) -> dict:
     row = {"stage": past.stage, "round": past.round, "clients": list(past.clients)}
-    return {**row, "hashes": {str(client): text for client, text in past.hashes.items()}} if past.hashes else row
+    hashes = {"hashes": {str(client): text for client, text in past.hashes.items()}} if past.hashes else {}
+    return {**row, **hashes, **({"replayed": past.replayed} if past.replayed else {})}
 
 
 def _file(folder: Path, stage: str, server_round: int) -> Path:
@@ -222,6 +235,7 @@ def _rounds(folder: Path) -> list[PastRound]:
             *(row["stage"], row["round"], tuple(row["clients"])),
             stored=_file(folder, row["stage"], row["round"]).exists(),
             hashes={int(client): text for client, text in row.get("hashes", {}).items()},
+            replayed=row.get("replayed", 0),
         )
         for row in read_lines(folder / ROUNDS, _Row)
     ]

@@ -33,13 +33,13 @@ from oblivionis.models.assembly import Assembled, assemble, averaging
 from oblivionis.models.client_ranks import fitting
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_model
+from oblivionis.models.update_bounds_settings import bounds_of
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import Keys, KnownNodes
 from oblivionis.runs.privacy import Account, open_account
 from oblivionis.runs.progress import Events
 from oblivionis.server.grids import StoppableGrid
-from oblivionis.server.update_bounds_settings import bounds_of
 from strategies import message_keys
 from strategies.privacy.private_mean import PrivateMean
 from strategies.rounds.fedtu import NodeMap

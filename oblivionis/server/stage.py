@@ -64,6 +64,7 @@ class Stage:
         self.label = SAMPLING[name]
         self.kept: dict[str, np.ndarray] = {}
         self.left_out = ""
+        self.idle: list[int] = []
         self.updates = open_updates(self.config, self.run.path, name)
         self.private = server.private_mean(name)
         wanted = self.config.evaluation.rebound
@@ -144,7 +145,7 @@ class Stage:
             return
         self.updates.roll_back(done)
         if self.name == "unlearn" and done == 0 and (missing := self.updates.missing()):
-            raise RunError(f"{self.run.path} does not hold the clients' updates of {missing}: start a new run")
+            raise RunError(f"{self.run.path} does not hold {missing}: start a new run")
 
     def _serving(self) -> UnlearningProtocol:
         """How requests are served, and where the clients' updates are remembered.
@@ -189,7 +190,7 @@ class Stage:
             listener=_Recorder(self),
             nodes=self.server.nodes,
             eligible=self._eligible,
-            trains=self._trains,
+            trains=self._trains_now,
             options=Options(
                 seed=self.config.seed,
                 stage=self.label,
@@ -223,12 +224,18 @@ class Stage:
     def _eligible(self, client: int) -> bool:
         """Whether `client` may be drawn in this stage: it can train, or had records once where rounds are replayed."""
         if method_traits.replays(self.config.unlearning.method):
-            return self.server.holdings.count(client) > 0
+            return (self.server.holdings.declared(client) or 0) > 0
         return self._trains(client)
 
     def _trains(self, client: int) -> bool:
         """Whether `client` can train in this stage: it has records left and does not leave."""
         return self._live(client) > 0
+
+    def _trains_now(self, client: int) -> bool:
+        """Whether `client`, which was drawn, trains; notes in `idle` that it does not."""
+        if not (trains := self._trains(client)):
+            self.idle.append(client)
+        return trains
 
     def _able(self) -> list[int]:
         """The clients that can train in this stage."""
@@ -368,6 +375,7 @@ class _Recorder(Listener):
         self._stage.server.check_stop()
         self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
         self._clients, self._cuts, self._more = {}, [], {}
+        self._stage.idle = []
         self._sent, self._received = self._stage.server.grid.sent, self._stage.server.grid.received
         self._stage.events.round_started(server_round)
 
@@ -460,7 +468,9 @@ class _Recorder(Listener):
         stage = self._stage
         if not self._trained:
             least = stage.config.federation.min_clients
-            stage.events.warning(f"round {server_round}: nobody trained, fewer than {least} clients are left that may")
+            few = f"fewer than {least} clients are left that may"
+            why = "none of those drawn has a record left" if stage.idle else few
+            stage.events.warning(f"round {server_round}: nobody trained, {why}")
         values = {k: float(v) for k, v in metrics.items() if k in TRAIN and isinstance(v, int | float)}
         grid = stage.server.grid
         traffic = {SENT: grid.sent - self._sent, RECEIVED: grid.received - self._received}

@@ -56,6 +56,8 @@ class PastRound:
         Whether the round is still stored, with these updates or, where only models are kept, without.
     hashes : mapping of client to str
         SHA-256 of the updates where only models are kept.
+    replayed : int
+        Where only models are kept the round of the stage `unlearn` in which it was held again last; 0: never.
     """
 
     stage: str
@@ -63,6 +65,7 @@ class PastRound:
     clients: tuple[int, ...]
     stored: bool
     hashes: Mapping[int, str] = field(default_factory=dict)
+    replayed: int = 0
 
 
 class Rewriting(Protocol):
@@ -152,13 +155,14 @@ class MemoryHistory:
     @contextmanager
     def rewriting(self, server_round: int) -> Iterator[Rewriting]:
         """Context in which a new lineage is written; see `History.rewriting`."""
-        new = _InMemory(self)
+        new = _InMemory(self, server_round)
         yield new
         self._rounds, self._stored = new.history._rounds, new.history._stored
 
-    def _add(self, updates: RoundUpdates, *, stored: bool) -> None:
+    def _add(self, updates: RoundUpdates, *, stored: bool, replayed: int = 0) -> None:
         """Add a round to the lineage, and store it or not."""
-        self._rounds.append(past_round(updates, stored=stored, models_only=self._models_only))
+        past = past_round(updates, stored=stored, models_only=self._models_only, replayed=replayed)
+        self._rounds.append(past)
         if stored:
             kept = replace(updates, clients=()) if self._models_only else updates
             self._stored[updates.stage, updates.round] = kept
@@ -167,8 +171,9 @@ class MemoryHistory:
 class _InMemory:
     """A `Rewriting` of a `MemoryHistory`; the new lineage is in `history`."""
 
-    def __init__(self, old: MemoryHistory) -> None:
+    def __init__(self, old: MemoryHistory, server_round: int) -> None:
         self._old, self.history = old, MemoryHistory(old.stage, models_only=old._models_only)
+        self._round = server_round
 
     def keep(self, past: PastRound) -> None:
         self.history._rounds.append(past)
@@ -176,10 +181,10 @@ class _InMemory:
             self.history._stored[past.stage, past.round] = self._old.read(past)
 
     def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
-        self.history._add(updates, stored=stored)
+        self.history._add(updates, stored=stored, replayed=self._round)
 
 
-def past_round(updates: RoundUpdates, *, stored: bool, models_only: bool) -> PastRound:
+def past_round(updates: RoundUpdates, *, stored: bool, models_only: bool, replayed: int = 0) -> PastRound:
     """The line of the lineage about a round.
 
     Parameters
@@ -187,6 +192,8 @@ def past_round(updates: RoundUpdates, *, stored: bool, models_only: bool) -> Pas
     updates : RoundUpdates
     stored, models_only : bool
         As in `PastRound` and `MemoryHistory`.
+    replayed : int
+        In which round of the stage `unlearn` it is held again; 0: it is the round itself.
 
     Returns
     -------
@@ -194,7 +201,7 @@ def past_round(updates: RoundUpdates, *, stored: bool, models_only: bool) -> Pas
     """
     hashes = {update.partition: fingerprint(update.arrays) for update in updates.clients} if models_only else {}
     clients = tuple(update.partition for update in updates.clients)
-    return PastRound(updates.stage, updates.round, clients, stored, hashes)
+    return PastRound(updates.stage, updates.round, clients, stored, hashes, replayed if models_only else 0)
 
 
 def starts(rounds: Sequence[PastRound], asking: Collection[int], label: str) -> tuple[dict[int, int], dict[int, str]]:

@@ -18,7 +18,10 @@ class Listener:
         """Called first in a round; `total` is the number of the last planned round."""
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
-        """Called before messages go to the clients `nodes`; `kind` is `unlearn`, `train`, `calibrate` or `evaluate`."""
+        """Called before messages go to the clients `nodes`.
+
+        `kind` is `unlearn`, `train`, `calibrate`, `replay` or `evaluate`.
+        """
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
         """Called once for each checked reply.

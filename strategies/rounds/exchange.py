@@ -111,7 +111,7 @@ class Exchange:
         Parameters
         ----------
         kind : str
-            `unlearn`, `train`, `calibrate` or `evaluate`.
+            `unlearn`, `train`, `calibrate`, `replay` or `evaluate`.
         server_round : int
         messages : list of Message
         expected : ArrayRecord or None
@@ -218,7 +218,7 @@ class Exchange:
             reference=expected,
             arrays_key=self.keys.arrays,
             weight_key=self.keys.weight,
-            needs_steps=self.needs_steps and kind == "train",
+            needs_steps=self.needs_steps and kind in ("train", "replay"),
             timeout=self.timeout,
             same_metrics=same_metrics,
             numbers=self.numbers.get(kind),
@@ -321,7 +321,8 @@ class Exchange:
         """
         config = ConfigRecord({**self.config(server_round, train_config), **settings})
         content = RecordDict({self.keys.arrays: arrays, self.keys.config: config})
-        return self.hold("calibrate", server_round, self._messages(clients, content, message_keys.TRAIN), arrays)
+        kind = "replay" if message_keys.REPLAY in settings else "calibrate"
+        return self.hold(kind, server_round, self._messages(clients, content, message_keys.TRAIN), arrays)
 
     def reach(self, server_round: int, clients: Sequence[int], *, within: float) -> set[int]:
         """Clients that answer an empty message in time.

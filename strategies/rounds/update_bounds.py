@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, MetricRecord
 
 from strategies.arrays import distance, merged, norm
+from strategies.client_update import ClientUpdate
 from strategies.replies import ReplyCheck, metrics_of
 
-AVERAGED = ("train", "calibrate", "evaluate")
+AVERAGED = ("train", "calibrate", "replay", "evaluate")
 """Kinds of exchanges whose replies are averaged with the clients' weights."""
 
 _ROUNDING = 1e-12
@@ -120,39 +121,71 @@ class Bounds:
         """Weights of one average, capped so that no client has more than `max_weight_share`."""
         return _with_shares(weights, self.max_weight_share) if len(weights) > 1 else dict(weights)
 
+    def of_training(self, updates: Sequence[ClientUpdate], sent: ArrayRecord) -> list[ClientUpdate]:
+        """What counts of the updates of a round of training, as `apply` has it.
+
+        Parameters
+        ----------
+        updates : sequence of ClientUpdate
+        sent : ArrayRecord
+            The model that the clients started from.
+
+        Returns
+        -------
+        list of ClientUpdate
+            Without refused ones.
+        """
+        used = list(updates)
+        if self.max_update_norm is not None:
+            moved = {update.partition: distance(update.arrays, sent) for update in updates}
+            _, limits = self._limits("train", moved, norm(sent))
+            used = [
+                replace(update, arrays=_cut(update.arrays, sent, moved[update.partition], limit))
+                for update in updates
+                if (limit := limits.get(update.partition)) is not None
+            ]
+        weights = self.weights({update.partition: update.weight for update in used})
+        return [replace(update, weight=weights[update.partition]) for update in used]
+
+    def _limits(
+        self, kind: str, moved: Mapping[int, float], length: float
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """By client the length that no honest update exceeds, and of those that do not the one that counts at most."""
+        most = {client: self.longest(kind, client, length) for client in moved}
+        fit = {client: far for client, far in moved.items() if far <= most[client]}
+        if kind not in ("train", "replay") or len(fit) < 2 or self.max_update_norm is None:
+            return most, dict.fromkeys(fit, math.inf)
+        usual = self.max_update_norm * statistics.median_low(fit.values())
+        return most, {client: max(usual, self.free_share * most[client]) for client in fit}
+
     def _shortened(
         self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord, arrays_key: str
     ) -> tuple[list[ReplyCheck], list[Clipped]]:
         """Refuse updates that are too long to be honest, and clip those far above the median length."""
-        checks, clipped, length = list[ReplyCheck](), list[Clipped](), norm(sent)
-        lengths, most = dict[int, float](), dict[int, float]()
+        good = {v.partition: v.reply.content for v in verdicts if v.reply is not None}
+        moved = {client: distance(content.array_records[arrays_key], sent) for client, content in good.items()}
+        most, limits = self._limits(kind, moved, norm(sent))
+        checks, clipped = list[ReplyCheck](), list[Clipped]()
         for verdict in verdicts:
             client = verdict.partition
             if verdict.reply is None:
                 checks.append(verdict)
                 continue
-            moved = distance(verdict.reply.content.array_records[arrays_key], sent)
-            most[client] = self.longest(kind, client, length)
-            if moved <= most[client]:
-                lengths[client] = moved
-                checks.append(verdict)
-            else:
-                reason = (
-                    f"its update has the length {moved:.3g}; no training here can give one above {most[client]:.3g}"
-                )
+            far = moved[client]
+            if client not in limits:
+                reason = f"its update has the length {far:.3g}; no training here can give one above {most[client]:.3g}"
                 checks.append(ReplyCheck(client, None, reason))
-        if kind != "train" or len(lengths) < 2 or self.max_update_norm is None:
-            return checks, clipped
-        usual = self.max_update_norm * statistics.median_low(lengths.values())
-        for verdict in checks:
-            if verdict.reply is None:
                 continue
-            limit = max(usual, self.free_share * most[verdict.partition])
-            if (moved := lengths[verdict.partition]) > limit:
-                content = verdict.reply.content
-                content[arrays_key] = merged(sent, [content.array_records[arrays_key]], [limit / moved])
-                clipped.append(Clipped(verdict.partition, "norm", moved, limit))
+            if far > limits[client]:
+                good[client][arrays_key] = _cut(good[client].array_records[arrays_key], sent, far, limits[client])
+                clipped.append(Clipped(client, "norm", far, limits[client]))
+            checks.append(verdict)
         return checks, clipped
+
+
+def _cut(arrays: ArrayRecord, sent: ArrayRecord, far: float, limit: float) -> ArrayRecord:
+    """A model whose update is `far` long, with no more than `limit` of it."""
+    return merged(sent, [arrays], [limit / far]) if far > limit else arrays
 
 
 def _with_shares(weights: Mapping[int, float], most: float) -> dict[int, float]:

@@ -18,8 +18,9 @@ from strategies import message_keys
 def handle(message: NodeMessage) -> Message:
     """Train on the current records: without those excluded, those asked for, and whatever the stage excludes.
 
-    A client that left the federation refuses, and so does one that is to hold a round again in which it took no part.
-    In a sum under masks it adds a zero, as one does that has no record left.
+    A client that left the federation refuses, and so does one that is to hold a round again in which it took no part,
+    or held other records. In a replay it says how much of what it trains on has changed since. In a sum under masks a
+    client that left adds a zero, as one does that has no record left.
     """
     exchange = Exchange(message)
     reply, holding = ModelReply(exchange), exchange.worker.holding(exchange.client)
@@ -27,12 +28,10 @@ def handle(message: NodeMessage) -> Message:
     if request is not None and not message.masked:
         by = "" if message.sealed else f" by request {request!r}"
         raise ClientError(f"client {exchange.client} has left the federation{by} and trains no more")
-    if message.config.get(message_keys.REPLAY) and not exchange.took_part:
-        raise ClientError(
-            f"client {exchange.client} is to hold round {message.round} of {message.stage} again, and its ledger does "
-            "not say that it took part in it"
-        )
     excluded = exchange.withheld()
+    past = None if message.replay is None else exchange.past_round()
+    changed = set[str]() if past is None else exchange.changed_since(past)
+    live = len(holding.select(excluded))
     if message.text("exclude") == "forget-split":
         excluded |= holding.marked
     keep_received_model(exchange)
@@ -49,6 +48,8 @@ def handle(message: NodeMessage) -> Message:
         moving=message.moving(),
         privacy=exchange.privacy(),
     )
+    if past is not None and not changed:
+        exchange.check_as_then(past, vector)
     vector = reply.compressed(vector, excluded)
     enter_exchange(exchange, vector)
     return reply.message(
@@ -58,5 +59,6 @@ def handle(message: NodeMessage) -> Message:
             **({} if math.isnan(report.last_loss) else {"train-loss": report.last_loss}),
             "train-seconds": report.seconds,
             message_keys.TRAIN_STEPS: report.steps,
+            **({} if past is None else dict(zip(message_keys.REPLAYED, (live, len(changed)), strict=True))),
         },
     )

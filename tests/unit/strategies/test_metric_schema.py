@@ -56,8 +56,10 @@ def test_what_clients_may_tell_of_each_exchange() -> None:
         **{f"forget-{of}-{when}": nats for of in ("nll", "entropy", "gap") for when in ("before", "after")},
         "live-records": count,
     }
-    assert {"train": train, "calibrate": train, "unlearn": unlearn} == tables.NUMBERS
+    replay = {**train, "live-records": count, "changed-records": count}
+    assert {"train": train, "calibrate": train, "replay": replay, "unlearn": unlearn} == tables.NUMBERS
     counts = {kind: {*numbers} for kind, numbers in tables.COUNTS.items()}
     trained = {"num-examples", "train-seconds", "train-steps"}
     unlearned = {"num-examples", "unlearn-seconds", "unlearn-steps", "live-records"}
-    assert counts == {"train": trained, "calibrate": trained, "unlearn": unlearned}
+    replayed = {*trained, "live-records", "changed-records"}
+    assert counts == {"train": trained, "calibrate": trained, "replay": replayed, "unlearn": unlearned}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -180,6 +181,8 @@ def declare(monkeypatch: pytest.MonkeyPatch, not_with: dict[str, str]) -> None:
         ),
         ("client_privacy", ["privacy=client"], "privacy.level"),
         ("requests_in_a_row", ["unlearning.requests.policy=random_client_per_round"], "unlearning.requests.policy"),
+        ("requests_in_parts", ["unlearning.requests.per_round=3"], "unlearning.requests.per_round"),
+        ("newest_rounds_only", ["unlearning.updates.keep=3"], "unlearning.updates.keep"),
     ],
 )
 def test_what_a_file_says_that_it_does_not_go_with_is_refused(
@@ -192,6 +195,23 @@ def test_what_a_file_says_that_it_does_not_go_with_is_refused(
     with pytest.raises(ConfigError) as caught:
         compose("default", [*quiet, *overrides])
     assert [(problem.path, problem.message) for problem in caught.value.problems] == [(path, "it is no good")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["start_from={run}"], "start_from"),
+        (["unlearning.updates.keep=5"], "unlearning.updates.keep"),
+        (["unlearning.requests.per_round=1"], "unlearning.requests.per_round"),
+    ],
+)
+def test_an_exact_erasure_is_refused_before_anything_runs_where_it_could_not_be_right(
+    overrides: list[str], path: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        compose("default", ["unlearning=exact", *(text.format(run=tmp_path) for text in overrides)])
+    assert [problem.path for problem in caught.value.problems] == [path]
 
 
 def test_a_file_that_does_not_go_with_what_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,12 +165,36 @@ def test_taking_over_another_run_s_finetune_rounds(tmp_path):
     store(few, keep=2).adopt(store(theirs))
     assert files(few) == [f"0000/finetune/round-000{r}.safetensors" for r in (4, 5)]
     assert store(few, keep=2).missing() == "" and store(few, keep=1).missing() == ""
-    assert store(few).missing() == "round 1 of finetune (3 of 5 rounds)"
-    assert store(tmp_path / "none").missing() == "any round of finetune"
+    assert store(few).missing() == "the clients' updates of round 1 of finetune (3 of 5 rounds)"
+    assert store(tmp_path / "none").missing() == "the clients' updates of any round of finetune"
     with store(theirs, "unlearn").rewriting(2) as new:
         new.write(updates(1, clients=(7,)))
     store(theirs, "unlearn").settle()
-    assert store(theirs).missing() == "any round of finetune", "calibrated updates are not those of finetune"
+    found = store(theirs).missing()
+    assert found == "the clients' updates of any round of finetune", "calibrated updates are not those of finetune"
+
+
+@pytest.mark.parametrize(
+    ("models_only", "missing"),
+    [
+        (False, "the hashes of the clients' updates of finetune (it holds the updates in their place)"),
+        (True, "the clients' updates of finetune (it holds models only)"),
+    ],
+)
+def test_a_store_of_the_other_kind_is_not_taken_for_a_complete_one(tmp_path, models_only, missing):
+    path = tmp_path / "updates"
+    theirs = UpdateStore(path, "finetune", keep=None, every=1, models_only=models_only)
+    theirs.record(updates(1, clients=()))
+    theirs.record(updates(2))
+    assert theirs.missing() == ""
+    assert UpdateStore(path, "finetune", keep=None, every=1, models_only=not models_only).missing() == missing
+
+
+def test_a_file_without_the_updates_of_its_round_is_not_read_as_a_round_in_which_nobody_trained(tmp_path):
+    UpdateStore(tmp_path / "updates", "finetune", keep=None, every=1, models_only=True).record(updates(1))
+    history = store(tmp_path)
+    with pytest.raises(RunError, match=r"round-0001\.safetensors does not hold the updates of all clients"):
+        history.read(history.rounds()[0])
 
 
 @pytest.mark.parametrize(

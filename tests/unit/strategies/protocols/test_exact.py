@@ -18,6 +18,7 @@ from strategies.protocols.exact import ExactProtocol
 from strategies.protocols.update_history import MemoryHistory
 from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
 from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rounds.update_bounds import Bounds
 from strategies.rules.factory import build
 from strategies.rules.fedadam import FedAdam
 
@@ -35,6 +36,9 @@ class Client:
         self.number, self.x, self.y = number, rng.normal(size=(rows, SIZE)), rng.normal(size=rows)
         self.live = [row for row in range(rows) if row not in without]
         self.silent, self.forgets = False, True
+        self.did: dict[tuple[str, int, int], list[int]] = {}
+        self.leaves_out: dict[tuple[str, int, int], set[int]] = {}
+        """Rows that it begins to withhold by itself right before a round, by stage, round and replay."""
 
     def __call__(self, message):
         config = message.content["config"]
@@ -44,6 +48,14 @@ class Client:
             return RecordDict({"metrics": Metrics({"num-examples": len(asked), "live-records": len(self.live)})})
         if self.silent:
             return Error(code=2, reason="off")
+        replay = config.get("replay", 0)
+        work = config["stage"], config["server-round"]
+        self.live = [row for row in self.live if row not in self.leaves_out.get((*work, replay), ())]
+        self.did[*work, replay] = list(self.live)
+        said = {}
+        if replay:
+            then = self.did[*work, config["replayed-before"]]
+            said = {"live-records": len(self.live), "changed-records": len(set(self.live) ^ set(then))}
         order = list(self.live)
         assert order, "a client without records is asked to train"
         rng = random.Random(f"{config['stage']}/{config['server-round']}/{self.number}")
@@ -54,8 +66,8 @@ class Client:
             for row in order:
                 gradient = self.x[row] * (self.x[row] @ phi - self.y[row])
                 phi = phi - RATE * (gradient + config.get("proximal-mu", 0.0) * (phi - received))
-        steps = {"train-steps": EPOCHS * len(order)}
-        return content(phi.astype(np.float32), examples=len(order), **steps)
+        said["train-steps"] = EPOCHS * len(order)
+        return content(phi.astype(np.float32), examples=len(order), **said)
 
 
 @dataclass
@@ -71,6 +83,7 @@ class Plan:
     carries_on: bool = False
     cut: int | None = None
     """After which round of unlearn the run is stopped, and resumed."""
+    bounds: Bounds | None = None
 
     @classmethod
     def drawn(cls, seed: int) -> Plan:
@@ -90,6 +103,7 @@ class Plan:
             every=rng.choice([1, 1, 2, 3]),
             carries_on=rng.random() < 0.5,
             cut=rng.choice([None, rng.randint(1, unlearn - 1)]),
+            bounds=rng.choice([None, Bounds(max_weight_share=0.35, max_update_norm=1.0)]),
         )
 
     def until(self, server_round: int) -> dict[int, frozenset[int]]:
@@ -134,7 +148,7 @@ class Run:
             serving=serving,
             listener=self.recorder,
             **{"eligible" if self.drawn_by_records else "trains": lambda client: bool(self.clients[client].live)},
-            options=Options(stage=LABELS[name]),
+            options=Options(stage=LABELS[name], bounds=self.plan.bounds),
         )
         if rounds.start > 1:
             fedtu.load_state_dict(self.state)
@@ -233,13 +247,59 @@ def test_a_silent_client_makes_it_impossible_and_is_named(caplog):
     assert run.requests.served_in == {}
 
 
-def test_a_client_whose_records_changed_is_named():
-    plan = asking(fraction=1.0)
+def test_a_client_whose_work_comes_out_otherwise_is_named():
+    plan = asking(fraction=0.4, every=9, rounds={"finetune": 8, "unlearn": 1})
     run = Run(plan, federation(plan), plan.requests())
-    model = run.stage("finetune", START, range(1, 5))
-    run.clients[2].y[0] += 1e-3
+    model = run.stage("finetune", START, range(1, 9))
+    first = run.history.rounds()[0].clients
+    assert 3 not in first
+    run.clients[first[-1]].y[0] += 1e-3
     run.stage("unlearn", model, range(1, 2))
-    assert "client 2 does not give what it gave in round 1 of finetune" in run.requests.reasons["r3"]
+    assert f"client {first[-1]} does not give what it gave in round 1 of finetune" in run.requests.reasons["r3"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("fraction", [0.4, 1.0])
+def test_a_client_that_withholds_what_nobody_serves_yet_is_held_again_as_if_it_had_asked(every, fraction):
+    plan = asking(fraction=fraction, every=every, rounds={"finetune": 8, "unlearn": 1})
+    for other in (0, 1, 2, 4):
+        run = Run(plan, federation(plan), plan.requests())
+        model = run.stage("finetune", START, range(1, 9))
+        run.clients[other].live.remove(1)
+        final = run.stage("unlearn", model, range(1, 2))
+        assert run.requests.served_in == {"r3": 1}, run.requests.reasons
+        never = Run(plan, federation(plan, {3: frozenset({0}), other: frozenset({1})}), None)
+        np.testing.assert_array_equal(final, never.whole()[1])
+
+
+def test_a_client_that_withholds_more_while_rounds_are_held_again_is_named_and_served_afterwards():
+    plan = asking(fraction=1.0, rounds={"finetune": 4, "unlearn": 2})
+    run = Run(plan, federation(plan), plan.requests())
+    run.clients[3].leaves_out["train", 3, 1] = {2}
+    model = run.stage("finetune", START, range(1, 5))
+    final = run.stage("unlearn", model, range(1, 3))
+    reason = "client 3 withholds other records in round 3 of finetune than when the replay began"
+    assert reason in run.requests.reasons["r3"]
+    assert run.requests.served_in == {"r3": 2}
+    never = Run(plan, federation(plan, {3: frozenset({0, 2})}), None)
+    np.testing.assert_array_equal(final, never.whole()[1])
+
+
+def test_a_client_from_before_the_stored_rounds_keeps_the_others_waiting_and_is_named():
+    plan = asking(fraction=0.4, rounds={"finetune": 8, "unlearn": 1})
+    run = Run(plan, federation(plan), None)
+    run.history = MemoryHistory(keep=6, models_only=True)
+    model = run.stage("finetune", START, range(1, 9))
+    firsts = {c: next(i for i, p in enumerate(run.history.rounds()) if c in p.clients) for c in range(5)}
+    early, late = min(firsts, key=firsts.__getitem__), max(firsts, key=firsts.__getitem__)
+    assert firsts[early] < 2 <= firsts[late]
+    plan.demands = {1: {early: frozenset({0}), late: frozenset({0})}}
+    run.requests = plan.requests()
+    run.stage("unlearn", model, range(1, 2))
+    assert run.requests.served_in == {}
+    reason = f"exact erasure: client {early}: a replay needs the updates from round {firsts[early] + 1} of finetune on"
+    assert all(reason in run.requests.reasons[f"r{client}"] for client in (early, late))
+    assert (1, "after_unlearn") not in run.recorder.checkpoints
 
 
 def test_a_client_that_never_took_part_needs_no_work():

@@ -104,6 +104,31 @@ def test_of_an_even_number_of_updates_the_shorter_middle_one_is_usual():
     assert cuts == [(2, "norm", 30.0, 10.0), (3, "norm", 30.0, 10.0)]
 
 
+@pytest.mark.parametrize("share", [1.0, 0.35])
+@pytest.mark.parametrize("most", [None, 1.0, 3.0])
+@pytest.mark.parametrize("kind", ["train", "replay"])
+def test_what_counts_of_updates_is_what_counts_of_the_replies_with_them(kind, most, share):
+    bounds = Bounds(lambda c: 9, lambda *_: 6.0, max_weight_share=share, max_update_norm=most, free_share=0.1)
+    rng, sent = np.random.default_rng(3), adapter(np.ones(SIZE))
+    lengths = [0.5, 1.0, 2.0, 5.9, 6.1]
+    models = [np.ones(SIZE) + unit(0, far) + unit(1, 0.01 * rng.random()) for far in lengths]
+    checks = [ReplyCheck(p, replied(model, 2 + 3 * p)) for p, model in enumerate(models)]
+    updates = [ClientUpdate(p, 2 + 3 * p, adapter(model), 4.0) for p, model in enumerate(models)]
+    applied, cut = bounds.apply(kind, checks, sent, "arrays", "num-examples")
+    expected = [
+        ClientUpdate.of(check.reply.content, "num-examples", check.partition) for check in applied if check.reply
+    ]
+    used = bounds.of_training(updates, sent)
+    assert [(u.partition, u.weight, flat(u.arrays).tobytes()) for u in used] == [
+        (u.partition, u.weight, flat(u.arrays).tobytes()) for u in expected
+    ]
+    assert (len(used), any(one.what == "norm" for one in cut)) == ((5, False) if most is None else (4, True))
+
+
+def replied(model, examples):
+    return Message(content(model, examples), dst_node_id=0, message_type=message_keys.TRAIN)
+
+
 @pytest.mark.parametrize("length", [41.0, 1e30, 3e38])
 @pytest.mark.parametrize("kind", [message_keys.TRAIN, message_keys.UNLEARN])
 def test_an_impossible_update_is_refused(length, kind):

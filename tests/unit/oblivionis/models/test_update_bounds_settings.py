@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from oblivionis.config.compose import compose
-from oblivionis.server.update_bounds_settings import bounds_of, longest_step, longest_update
+from oblivionis.models.update_bounds_settings import bounds_of, longest_step, longest_update
 
 
 @pytest.mark.parametrize(
