@@ -35,7 +35,7 @@ _READ = (
     *(*artifact_binding.FILES, *artifact_binding.EARLIER, *artifact_binding.LATER),
 )
 """What a run is read from, but for what its ledger names beside them."""
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LOCAL = "local"
 """The stage that counts clients, not rounds."""
 
@@ -242,7 +242,7 @@ def mapping_of(blocks: Sequence[str]) -> Any:
     for block in blocks:
         own = _block(block) if len(block) < _SHORT and "&" not in block and _BY_ITSELF.fullmatch(block) else None
         if own is None:
-            return yaml.load("".join(blocks), _LOADER) or {}
+            return yaml.load("".join(blocks), LOADER) or {}
         found |= own
     return found
 
@@ -251,7 +251,7 @@ def mapping_of(blocks: Sequence[str]) -> Any:
 def _block(text: str) -> dict[str, Any] | None:
     """The mapping that a block is; None where it is none by itself."""
     try:
-        found = yaml.load(text, _LOADER)
+        found = yaml.load(text, LOADER)
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
