@@ -98,8 +98,8 @@ class Exchange:
 
     def changed_since(self, line: Mapping[str, Any]) -> set[str]:
         """Ids of the held records that are withheld now and were not at a line of the client's ledger, or were then."""
-        buried = [i for i, _ in self.node.tombstone_lines()[: line["tombstones"]]]
-        return (self.withheld() ^ {*line["asked"], *buried}).intersection(self.held)
+        excluded = [i for i, _ in self.node.tombstone_lines()[: line["tombstones"]]]
+        return (self.withheld() ^ {*line["asked"], *excluded}).intersection(self.held)
 
     def check_as_then(self, line: Mapping[str, Any], vector: np.ndarray) -> None:
         """ClientError where the same model and records gave another `vector` at a line of the client's ledger."""

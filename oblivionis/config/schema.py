@@ -546,8 +546,8 @@ class Updates:
     every: int = field(
         default=1,
         metadata=about(
-            "Keep every so many rounds only: FedEraser's interval Δt. An exact erasure holds at most that many less "
-            "one more rounds again.",
+            "Keep only every so many rounds: FedEraser's interval Δt. With N, an exact erasure repeats up to N - 1 "
+            "rounds more than it must.",
             unit="rounds",
             at_least=1,
         ),

@@ -34,7 +34,7 @@ _READ = (
     *("config.yaml", "requests.jsonl", _RUNNING.decode(), "stages", "checkpoints/*"),
     *(*artifact_binding.FILES, *artifact_binding.EARLIER, *artifact_binding.LATER),
 )
-"""What a run is read from, but for what its ledger names beside them."""
+"""What a run is read from; further files may be named by its ledger."""
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LOCAL = "local"
 """The stage that counts clients, not rounds."""

@@ -71,7 +71,8 @@ class UpdateStore:
 
     def record(self, updates: RoundUpdates) -> None:
         """Add a round of FedFT to the present generation."""
-        _add(self._present(), updates, stored=is_stored(updates.round, self._every), models_only=self._models_only)
+        folder, stored = self._present(), is_stored(updates.round, self._every)
+        append_lines(folder / ROUNDS, [_kept(folder, updates, stored=stored, models_only=self._models_only)])
 
     def rounds(self) -> list[PastRound]:
         """All rounds of the present generation."""
@@ -92,7 +93,9 @@ class UpdateStore:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            yield _Generation(self._present(), temporary, self._models_only, server_round)
+            new = _Generation(self._present(), temporary, self._models_only, server_round)
+            yield new
+            append_lines(temporary / ROUNDS, new.rows)
             for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
                 sync_folder(folder)
             os.replace(temporary, self.path / f"{server_round:04d}")
@@ -180,14 +183,16 @@ class _Generation:
 
     def __init__(self, old: Path, new: Path, models_only: bool, server_round: int) -> None:
         self._old, self._new, self._models_only, self._round = old, new, models_only, server_round
+        self.rows: list[dict] = []
 
     def keep(self, past: PastRound) -> None:
         if past.stored:
             link_or_copy(_file(self._old, past.stage, past.round), _file(self._new, past.stage, past.round))
-        append_lines(self._new / ROUNDS, [_row(past)])
+        self.rows.append(_row(past))
 
     def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
-        _add(self._new, updates, stored=stored, models_only=self._models_only, replayed=self._round)
+        row = _kept(self._new, updates, stored=stored, models_only=self._models_only, replayed=self._round)
+        self.rows.append(row)
 
 
 class _Past(TypedDict):
@@ -211,12 +216,11 @@ class _Info(_Recorded, total=False):
     steps: dict[str, float | None]
 
 
-def _add(folder: Path, updates: RoundUpdates, *, stored: bool, models_only: bool, replayed: int = 0) -> None:
-    """Add a round to the lineage in `folder`."""
+def _kept(folder: Path, updates: RoundUpdates, *, stored: bool, models_only: bool, replayed: int = 0) -> dict:
+    """Keep a round in `folder`; its line of the lineage."""
     if stored:
         _write(folder, replace(updates, clients=()) if models_only else updates)
-    past = past_round(updates, stored=stored, models_only=models_only, replayed=replayed)
-    append_lines(folder / ROUNDS, [_row(past)])
+    return _row(past_round(updates, stored=stored, models_only=models_only, replayed=replayed))
 
 
 def _row(past: PastRound) -> dict:

@@ -30,8 +30,8 @@ def handle(message: NodeMessage) -> Message:
         raise ClientError(f"client {exchange.client} has left the federation{by} and trains no more")
     excluded = exchange.withheld()
     past = None if message.replay is None else exchange.past_round()
-    changed = set[str]() if past is None else exchange.changed_since(past)
-    live = len(holding.select(excluded))
+    changed = None if past is None else exchange.changed_since(past)
+    live = 0 if past is None else len(holding.select(excluded))
     if message.text("exclude") == "forget-split":
         excluded |= holding.marked
     keep_received_model(exchange)
@@ -59,6 +59,6 @@ def handle(message: NodeMessage) -> Message:
             **({} if math.isnan(report.last_loss) else {"train-loss": report.last_loss}),
             "train-seconds": report.seconds,
             message_keys.TRAIN_STEPS: report.steps,
-            **({} if past is None else dict(zip(message_keys.REPLAYED, (live, len(changed)), strict=True))),
+            **({} if changed is None else dict(zip(message_keys.REPLAYED, (live, len(changed)), strict=True))),
         },
     )
