@@ -45,6 +45,25 @@ def test_every_equation_is_in_the_index():
     assert set(range(1, 40)) <= found, "the paper's equations 1 to 39"
 
 
+VERDICTS = {"reproduced", "reproduced on a small model", "not reproduced", "needs a GPU", "not run"}
+
+
+def claim_rows():
+    """The rows of the tables of docs/results/claims.md: claim, where, our figure, command, verdict."""
+    text = (ROOT / "docs" / "results" / "claims.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows if row[0] != "---" and not row[0].startswith("claim")]
+
+
+def test_every_claim_has_a_place_a_figure_a_command_and_a_verdict():
+    rows = claim_rows()
+    assert len(rows) > 100
+    assert [row for row in rows if len(row) != 5 or not all(row) or row[-1].strip("*") not in VERDICTS] == []
+    assert [row for row in rows if "`" not in row[3] and row[-1] != "**not run**"] == []
+    suites = {name for row in rows for name in re.findall(r"oblivionis bench (\w+)", row[3])}
+    assert [name for name in suites if not (ROOT / "benchmarks" / "suites" / f"{name}.yaml").is_file()] == []
+
+
 @pytest.mark.parametrize("key", ["seed", "training.weight_decay", "training.learning_rate", "training.batch_size"])
 def test_table_5_has_the_values_of_the_configurations(key):
     for column, experiment in ((2, "paper"), (3, "default")):
