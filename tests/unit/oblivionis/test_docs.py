@@ -186,15 +186,15 @@ def test_files_and_modules_that_a_page_names_exist(page):
     assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
 
 
-TRUST = (ROOT / "docs" / "concepts" / "trust.md").read_text(encoding="utf-8")
+THREATS = (ROOT / "docs" / "reference" / "threats.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`([\w/]*test_\w+\.py)?(?:::(\w+))?`")
 TIERS = ("unit/", "invariants/", "deployed/")
 """Of tests that such a page names with their folder below `tests`; all others lie in its folder `integration`."""
 
 
 def named_tests(text):
-    """Each test that a text of docs/concepts/trust.md names, as a file and a name in it, or none: `::name` alone is in
-    the file named last."""
+    """Each test that docs/reference/threats.md names, as a file and a name in it, or none: `::name` alone is in the
+    file named last."""
     found, file = [], ""
     for path, name in NAMED.findall(text):
         file = path or file
@@ -229,9 +229,9 @@ def claims(text):
     return rows, paragraphs
 
 
-def test_each_claim_of_the_page_on_trust_names_a_test_that_is_there():
-    assert missing_tests(TRUST) == []
-    rows, paragraphs = claims(TRUST)
+def test_each_claim_of_the_page_on_threats_names_a_test_that_is_there():
+    assert missing_tests(THREATS) == []
+    rows, paragraphs = claims(THREATS)
     assert len(rows) > 40 and len(paragraphs) > 5
     assert [text for text in (*rows, *paragraphs) if not any(map(all, named_tests(text)))] == []
     assert [row for row in rows if re.search(r"\b(none|no test|the same)\b", re.sub("`[^`]*`", "", row))] == []
