@@ -1,3 +1,3 @@
 """The version of the program: `docs/reference/versions.md` says what it promises."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -188,7 +188,8 @@ def test_every_document_can_be_reached_from_the_index():
     examples = ROOT / "docs" / "guides" / "examples"
     pages = {page for page in (ROOT / "docs").rglob("*.md") if not page.is_relative_to(examples)}
     assert pages - {index} <= linked
-    assert {page.parent.name for page in pages} == {"docs", "start", "guides", "concepts", "reference", "results"}
+    folders = {"docs", "start", "guides", "concepts", "reference", "results", "details"}
+    assert {page.parent.name for page in pages} == folders
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=relative)
@@ -204,15 +205,15 @@ def test_files_and_modules_that_a_page_names_exist(page):
     assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
 
 
-TRUST = (ROOT / "docs" / "concepts" / "trust.md").read_text(encoding="utf-8")
+THREATS = (ROOT / "docs" / "reference" / "threats.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`([\w/]*test_\w+\.py)?(?:::(\w+))?`")
 TIERS = ("unit/", "invariants/", "deployed/")
 """Of tests that such a page names with their folder below `tests`; all others lie in its folder `integration`."""
 
 
 def named_tests(text):
-    """Each test that a text of docs/concepts/trust.md names, as a file and a name in it, or none: `::name` alone is in
-    the file named last."""
+    """Each test that docs/reference/threats.md names, as a file and a name in it, or none: `::name` alone is in the
+    file named last."""
     found, file = [], ""
     for path, name in NAMED.findall(text):
         file = path or file
@@ -247,9 +248,9 @@ def claims(text):
     return rows, paragraphs
 
 
-def test_each_claim_of_the_page_on_trust_names_a_test_that_is_there():
-    assert missing_tests(TRUST) == []
-    rows, paragraphs = claims(TRUST)
+def test_each_claim_of_the_page_on_threats_names_a_test_that_is_there():
+    assert missing_tests(THREATS) == []
+    rows, paragraphs = claims(THREATS)
     assert len(rows) > 40 and len(paragraphs) > 5
     assert [text for text in (*rows, *paragraphs) if not any(map(all, named_tests(text)))] == []
     assert [row for row in rows if re.search(r"\b(none|no test|the same)\b", re.sub("`[^`]*`", "", row))] == []

@@ -285,7 +285,7 @@ def test_a_holdout_that_is_trained_on_is_left_out(tmp_path):
 @real
 @pytest.mark.parametrize(("split", "count"), [("forget01", 90), ("forget10", 1000)])
 def test_a_thousand_twins_among_tofu(split, count, capsys):
-    """The figures of `docs/concepts/twins.md`."""
+    """The figures of `docs/results/details/twins.md`."""
     corpus = tofu.load(TOFU, split)
     forget, kept = ([r for r in corpus.train if (r.id in corpus.forget_ids) is wanted] for wanted in (True, False))
     assert not twins_of(corpus), "TOFU itself has none: its template questions about different authors are not"
