@@ -82,7 +82,7 @@ def audit_training(
 
 
 def _tell(run: Path, findings: list, answer: Answer | None) -> None:
-    from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, machine_remarks
+    from oblivionis.audits.replay import DIFFERS, EQUAL, machine_remarks
 
     differs = any(f.outcome == DIFFERS for f in findings)
     untested = any(f.outcome not in (DIFFERS, EQUAL) for f in findings)

@@ -12,7 +12,8 @@ from support.stages import Recorded, execute, new_run
 
 from oblivionis import seeds
 from oblivionis.array_files import read_arrays, write_arrays
-from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, NOT_TESTABLE, replay_exchange, replay_training
+from oblivionis.audits.exchange_replay import replay_exchange, replay_training
+from oblivionis.audits.replay import DIFFERS, EQUAL
 from oblivionis.client.app import app
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
@@ -20,6 +21,7 @@ from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.node_record_files import FACTS_FILE
+from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble
 from oblivionis.naming import simulated_folder
