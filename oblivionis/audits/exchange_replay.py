@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 
 from oblivionis import seeds
 from oblivionis.audits.audited_model import AuditError
-from oblivionis.audits.exact_replay import rounds_again
+from oblivionis.audits.exact_replay import Claim, rounds_again
 from oblivionis.audits.replay import (
     DIFFERS,
     EQUAL,
@@ -136,7 +136,7 @@ def _exchange_again(
     yield from seal_findings(run)
     served_round, before_hash, after_hash = _applied(run, request_id, server_round)
     if method_traits.replays(config.unlearning.method):
-        yield from rounds_again(run, config, node_dirs, pieces)
+        yield from rounds_again(run, config, node_dirs, pieces, Claim.of_run(run, config))
         return
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None

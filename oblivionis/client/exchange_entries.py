@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord
 
 from oblivionis.client.exchange import Exchange
 from oblivionis.config import method_traits
+from oblivionis.erasure.exact_proof import machine_here
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
 from oblivionis.runs.directory import vector_hash
@@ -29,7 +30,8 @@ def enter_exchange(
     `vector`: the model sent back; `requests`: ids of those that were served; `phase`: of an audit, before or after the
     exchange of its request; `numbers`: what is reported of the model; `trained`: the hash of the records trained on, or
     that are left to train on. The line has hashes of the models received and sent back, of the records held and of the
-    files read in addition, and how many tombstones there were. Returns its hash, empty without a folder.
+    files read in addition, how many tombstones there were, and with `trained` the machine. Returns its hash, empty
+    without a folder.
     """
     message, node = exchange.message, exchange.node
     if not message.has_folder:
@@ -62,7 +64,7 @@ def enter_exchange(
     if numbers is not None:
         line["numbers"] = {name: value for name, value in numbers.items() if math.isfinite(value)}
     if trained:
-        line["trained"] = trained
+        line |= {"trained": trained, "machine": machine_here(exchange.config)}
     return NodeLedger(node.path).note(EXCHANGED, None, **line)
 
 

@@ -51,9 +51,10 @@ class Proof:
     def missing_for(self, request: Request, applied: Sequence[Mapping[str, Any]]) -> str:
         """Why the rounds do not show that a request was erased; empty where they do.
 
-        `applied`: the ledger's lines about the exchange that served it.
+        `applied`: the lines of the run's ledger about models before and after exchanges.
         """
         client, served = request.client, request.served_round
+        applied = [e for e in applied if (e.get("id"), e.get("round")) == (request.id, served)]
         if served is None or not applied:
             return "the ledger has no hashes of the model before and after its exchange"
         for past in self.rounds:
@@ -118,8 +119,7 @@ def judge_exact(
     proof, judged = read_proof(run), dict[str, Judgement]()
     lines = run.lines("applied")
     for request in requests:
-        applied = [e for e in lines if (e.get("id"), e.get("round")) == (request.id, request.served_round)]
-        why = "its run keeps no proof" if proof is None else proof.missing_for(request, applied)
+        why = "its run keeps no proof" if proof is None else proof.missing_for(request, lines)
         known = measured.get(request.id)
         held = len(judgement_of(run, request.id).get("twins", {}))
         outcome, said = (INCONCLUSIVE, why) if why else (ERASED, f"{RECORDED}{f'; {of_twins(held)}' if held else ''}")

@@ -52,7 +52,7 @@ MEANING: Final[Mapping[str, str]] = {
     INCONCLUSIVE: "what was measured does not suffice to tell",
 }
 
-RECORDED: Final = "by the ledgers; `oblivionis certificate verify --replay` computes it again"
+RECORDED: Final = "recorded in the ledgers; `oblivionis certificate verify --replay` computes it again"
 """On what the outcome `ERASED` rests."""
 LEAST_UNITS: Final = 3
 """Fewest words (graphemes in scripts without spaces) of an answer whose recitation says anything."""

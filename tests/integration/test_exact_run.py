@@ -94,8 +94,7 @@ def test_a_round_that_was_not_held_without_the_records_is_found(erased):
     write_arrays(file, arrays, info)
     found = {finding.what: finding.outcome for finding in replay_exchange(run.path, applied(run)[0]["id"])}
     file.write_bytes(kept)
-    assert found["round 2 of finetune"] == DIFFERS
-    assert found["round 3 of finetune"] == NOT_TESTABLE, "no client's ledger has a line about that model"
+    assert {what: outcome for what, outcome in found.items() if outcome != EQUAL} == {"round 3 of finetune": DIFFERS}
 
 
 def outcomes(run, **settings):

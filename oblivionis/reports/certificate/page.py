@@ -8,6 +8,7 @@ from typing import Any
 
 import htpy as h
 
+from oblivionis.reports.certificate.exact import EXACT, proof_section
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import facts_list, html_page, html_table
 from oblivionis.reports.privacy import certified
@@ -28,6 +29,8 @@ EVENTS = {
     "rolled_back": "served anew: the run resumed from an earlier checkpoint",
 }
 SCOPES = {"client": "everything that the client holds: it leaves", "subject": "all records about one person"}
+HELD_AGAIN = "Every round that the records had gone into was held again without them."
+"""What PASS means of an exact erasure."""
 MEANING = {
     "PASS": "Every required check holds.",
     "FAIL": "At least one check says that the records are not forgotten.",
@@ -38,20 +41,23 @@ MEANING = {
 def certificate_page(certificate: Mapping[str, Any]) -> str:
     """A page that needs no other file. Every text is escaped."""
     demand, run, parts = (certificate[name] for name in ("demand", "run", "requests"))
-    result = certificate["result"]
+    result, exact = certificate["result"], certificate.get("class") == EXACT
     clients = ", ".join(map(str, demand["clients"]))
     about = h.p[
-        f"{MEANING[result]} Demand ",
+        f"{HELD_AGAIN if exact and result == 'PASS' else MEANING[result]} Demand ",
         h.b[demand["id"]],
         f" for {counted(demand['records'], 'record')} of client{'s' * (len(demand['clients']) > 1)} {clients}, run ",
         h.b[run["name"]],
-        f", issued {certificate['issued']}. Measured by {'; '.join(sorted({_who(part) for part in parts}))}.",
+        f", issued {certificate['issued']}."
+        + ("" if exact else f" Measured by {'; '.join(sorted({_who(part) for part in parts}))}."),
     ]
-    body = [h.h1["Erasure certificate: ", h.span(class_={"bad": result == "FAIL"})[result]], about]
+    title = "Exact erasure certificate: " if exact else "Erasure certificate: "
+    body = [h.h1[title, h.span(class_={"bad": result == "FAIL"})[result]], about]
     if "records" in certificate:
         body += _scope(certificate["records"])
     for part in parts:
-        body += _part(part, alone=len(parts) == 1)
+        body += _part(part, alone=len(parts) == 1, measured=not exact)
+    body += proof_section(certificate) if exact else []
     body += [h.h2["Replay"], _replay(certificate), h.h2["Signature"], _signature(certificate)]
     return html_page(f"Erasure certificate {demand['id']}", body)
 
@@ -72,7 +78,7 @@ def _who(part: Mapping[str, Any]) -> str:
     return f"client {part['request']['client']} itself, on its own records{signed}" if own else evidence["source"]
 
 
-def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
+def _part(part: Mapping[str, Any], *, alone: bool, measured: bool) -> list[h.Node]:
     """What was found of one request; with a heading of its own where there are several."""
     request, evidence = part["request"], part["evidence"]
     title = f"Request {request['id']} of client {request['client']}: {part['result']}"
@@ -84,10 +90,17 @@ def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
         _asked(request),
         h.h3["What was done"],
         _events(evidence["events"]),
-        _rounds(evidence["rounds"], request["served_round"]),
+        _rounds(evidence.get("rounds", ()), request["served_round"]),
         h.h3["Models"],
         _models(evidence["models"]),
         *_sealed(evidence.get("sealed")),
+        *(_measurements(part) if measured else ()),
+    ]
+
+
+def _measurements(part: Mapping[str, Any]) -> list[h.Node]:
+    evidence = part["evidence"]
+    return [
         h.h3["What was measured"],
         h.p[f"By {_who(part)}."],
         _measured(evidence),
