@@ -242,10 +242,8 @@ class Verified(Verification):
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
         if self.outcome == ERASED:
-            note = (
-                "this node held its rounds again; `oblivionis certificate verify --replay` computes all of them again"
-            )
-            return {**super().node_changes(request, measured), "state": ERASED, "note": note}
+            held = {"state": ERASED, "note": "this node held its rounds again"}
+            return {**super().node_changes(request, measured), **held}
         unmeasured = "by the word of its server alone: this node measures nothing"
         note = "" if "final" in measured else unmeasured
         return {**super().node_changes(request, measured), "state": VERIFIED, "note": note}
