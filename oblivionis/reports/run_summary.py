@@ -334,6 +334,12 @@ def kept_line(run: RunDirectory, config: Config) -> str:
     return f"exact erasure keeps {counted(models, 'model')}: {bytes_text(size)}"
 
 
+def erased_lines(run: RunDirectory) -> list[str]:
+    """What it means that requests were erased exactly; empty where none was."""
+    erased = any(request.outcome == ERASED for request in Ledger(run.ledger_path))
+    return [f"{ERASED}: {MEANING[ERASED]}"] if erased else []
+
+
 def unverified_lines(run: RunDirectory) -> list[str]:
     """Which served requests are not verified, and why: a line for each outcome and reason."""
     found: dict[tuple[str, str], list[str]] = {}
