@@ -17,7 +17,6 @@ from oblivionis.audits.audited_model import AuditError
 from oblivionis.audits.replay import (
     DIFFERS,
     EQUAL,
-    LABELS,
     STAGE,
     Finding,
     NotTestable,
@@ -35,10 +34,10 @@ from oblivionis.audits.replay import (
     of_run,
     other_records,
 )
-from oblivionis.chain import check_chain
 from oblivionis.client.worker import Worker
 from oblivionis.config.schema import Config
-from oblivionis.erasure.exact_proof import Machine, machine_here
+from oblivionis.erasure.exact_machine import machine_here
+from oblivionis.erasure.exact_proof import Machine, newest_exchange
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.node_record_files import records_hash
@@ -50,7 +49,7 @@ from oblivionis.models.update_bounds_settings import bounds_of
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import KnownNodes
-from oblivionis.runs.updates import UpdateStore, open_updates
+from oblivionis.runs.updates import LABELS, UpdateStore, open_updates
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
 from strategies.flower_internals import AggregationError
@@ -81,27 +80,12 @@ class Claim:
 
     @classmethod
     def of_run(cls, run: RunDirectory, config: Config) -> Claim:
-        """As the run's folder and ledger say."""
-        store, final = open_updates(config, run.path, STAGE), final_model(run)
+        """As the run's folder and ledger say. NotTestable where it served no request."""
+        store, final, exchange = open_updates(config, run.path, STAGE), final_model(run), newest_exchange(run)
+        if exchange is None:
+            raise NotTestable(f"{run.path} served no request")
         rounds = store.rounds() if store is not None else []
-        return cls(rounds, newest_exchange(run), "" if final is None else vector_hash(final))
-
-
-def newest_exchange(run: RunDirectory) -> tuple[int, str]:
-    """The newest round of unlearn in which a request was served that still is, and the hash of the model after it.
-
-    Raises
-    ------
-    NotTestable
-        Without such a round.
-    """
-    served = {request.id: request.served_round for request in Ledger(run.ledger_path)}
-    lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "applied"]
-    lines = [e for e in lines if e.get("round") == served.get(str(e.get("id")))]
-    if not lines:
-        raise NotTestable(f"{run.path} served no request")
-    newest = max(lines, key=lambda e: int(e["round"]))
-    return int(newest["round"]), str([e for e in lines if e["round"] == newest["round"]][-1]["after"])
+        return cls(rounds, exchange, "" if final is None else vector_hash(final))
 
 
 def rounds_again(

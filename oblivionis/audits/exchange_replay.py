@@ -23,7 +23,6 @@ from oblivionis.audits.exact_replay import Claim, rounds_again
 from oblivionis.audits.replay import (
     DIFFERS,
     EQUAL,
-    LABELS,
     STAGE,
     Finding,
     NotTestable,
@@ -65,7 +64,7 @@ from oblivionis.models.assembly import averaging
 from oblivionis.models.client_ranks import fitting
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.ledger_run_events import served_again
-from oblivionis.runs.updates import open_updates
+from oblivionis.runs.updates import LABELS, open_updates
 from strategies import message_keys
 from strategies.metric_schema import UNLEARN
 from strategies.protocols.base import Answer, ByUnlearning

@@ -27,8 +27,6 @@ from strategies import message_keys
 
 EQUAL, DIFFERS = "equal", "differs"
 STAGE = "unlearn"
-LABELS = {"finetune": "train", "unlearn": "unlearn"}
-"""Of the stages whose training can be replayed, the label of their seeds and messages."""
 
 Outcome = Literal["equal", "differs", "not testable"]
 

@@ -101,7 +101,6 @@ def verify(
     client's ledger is compared with what the certificate says. Exit code 0 only where all is equal, 1 if anything
     differs, 3 if something could not be tested.
     """
-    from oblivionis.reports.certificate import exact
     from oblivionis.reports.certificate import signing as certificates
 
     certificate, fingerprint = certificates.verify(file, public_key)
@@ -112,7 +111,11 @@ def verify(
     if not replay and (given := [name for name, value in _of_replay(run, pieces, node_dir, set_) if value]):
         raise OblivionisError(f"{', '.join(given)}: only with --replay")
     with answering(as_json) as answer:
-        findings = exact.replay(file, certificate, run, node_dir or (), set_ or (), pieces) if replay else None
+        findings = None
+        if replay:
+            from oblivionis.reports.certificate import exact_replay
+
+            findings = exact_replay.replay(file, certificate, run, node_dir or (), set_ or (), pieces)
         if as_json:
             answer({"key": fingerprint, "certificate": certificate} | ({"findings": findings} if replay else {}))
         else:

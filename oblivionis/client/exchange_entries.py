@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord
 
 from oblivionis.client.exchange import Exchange
 from oblivionis.config import method_traits
-from oblivionis.erasure.exact_proof import machine_here
+from oblivionis.erasure.exact_machine import machine_here
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
 from oblivionis.runs.directory import vector_hash

@@ -7,26 +7,21 @@ clients' folders anybody can hold the rounds again and compare (`oblivionis.audi
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from oblivionis.config.schema import Config
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_records import judgement_of
 from oblivionis.erasure.verification_rules import ERASED, INCONCLUSIVE, RECORDED, Judgement, of_twins
 from oblivionis.files import json_text, read_json
-from oblivionis.models.hardware import processor
-from oblivionis.runs.directory import RunDirectory, package_versions
+from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.updates import Row, past_of, row_of
-from oblivionis.version import __version__
 from strategies.protocols.update_history import PastRound
 
 FILE = "exact.json"
 STAGE = "unlearn"
-SOFTWARE = ("torch", "transformers", "peft", "numpy", "flwr")
-"""Packages whose version can change the last bits of an update."""
 
 
 class Machine(TypedDict):
@@ -70,16 +65,20 @@ class Proof:
         return ""
 
 
-def machine_here(config: Config) -> Machine:
-    """This machine, as the models of `config` are computed on it."""
-    here = package_versions()
-    versions = {"oblivionis": __version__, "python": platform.python_version()}
-    return {"software": versions | {name: here.get(name) for name in SOFTWARE}, "processor": processor(config)}
-
-
-def keep_proof(run: RunDirectory, config: Config, rounds: Sequence[PastRound]) -> None:
+def keep_proof(run: RunDirectory, machine: Machine, rounds: Sequence[PastRound]) -> None:
     """Write `exact.json`, named in the run's ledger first."""
-    run.keep({FILE: json_text({"machine": machine_here(config), "rounds": [row_of(past) for past in rounds]})})
+    run.keep({FILE: json_text({"machine": machine, "rounds": [row_of(past) for past in rounds]})})
+
+
+def newest_exchange(run: RunDirectory) -> tuple[int, str] | None:
+    """The newest round of unlearn in which a request was served that still is, and the hash of the model after it; None
+    where none was."""
+    served = {request.id: request.served_round for request in Ledger(run.ledger_path)}
+    lines = [e for e in run.lines("applied") if e.get("round") == served.get(str(e.get("id")))]
+    if not lines:
+        return None
+    newest = max(lines, key=lambda e: int(e["round"]))
+    return int(newest["round"]), str([e for e in lines if e["round"] == newest["round"]][-1]["after"])
 
 
 def read_proof(run: RunDirectory) -> Proof | None:

@@ -30,8 +30,9 @@ from strategies import message_keys
 from strategies.client_update import ClientUpdate
 from strategies.protocols.update_history import PastRound, RoundUpdates, is_stored, past_round
 
-STAGES = ("finetune", "unlearn")
-"""The stages whose rounds lead to the model that requests are served on."""
+LABELS = {"finetune": "train", "unlearn": "unlearn"}
+"""The stages whose rounds lead to the model that requests are served on, with the label of their seeds and messages."""
+STAGES = tuple(LABELS)
 ROUNDS = "rounds.jsonl"
 
 

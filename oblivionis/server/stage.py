@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord
 from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
 from oblivionis.config import method_traits
+from oblivionis.erasure.exact_machine import machine_here
 from oblivionis.erasure.exact_proof import judge_exact, keep_proof
 from oblivionis.erasure.ledger import as_text
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
@@ -343,7 +344,7 @@ class Stage:
             with self.recorded(server_round, END, "verification"):
                 found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
         if self.updates is not None and self.name == "unlearn" and method_traits.replays(self.config.unlearning.method):
-            keep_proof(self.run, self.config, self.updates.rounds())
+            keep_proof(self.run, machine_here(self.config), self.updates.rounds())
             found = judge_exact(self.run, waiting, found)
         return self.requests.verify(server_round, found)
 

@@ -1,26 +1,23 @@
 """Certificates of the class *exact*: they rest on rounds that were held again, on no threshold and no measurement.
 
 `rounds.jsonl` beside such a certificate has a line for each round that the model depends on; the certificate names the
-hash of the file, and of each line. With the clients' folders anybody can hold the rounds again (`replay`).
+hash of the file, and of each line. With the clients' folders anybody can hold the rounds again
+(`oblivionis.reports.certificate.exact_replay`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import htpy as h
 
-from oblivionis.audits.exact_replay import Claim, compared_machines, newest_exchange, rounds_again
-from oblivionis.audits.replay import LABELS, Finding, collected, compared, opened_run, seal_findings
-from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
-from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
-from oblivionis.erasure.exact_proof import Proof, machine_here, read_proof
+from oblivionis.erasure.exact_proof import Proof, newest_exchange, read_proof
 from oblivionis.erasure.request import Request
 from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_lines, read_bytes
@@ -28,7 +25,7 @@ from oblivionis.reports.certificate.checks import INCONCLUSIVE, PASS, Check, che
 from oblivionis.reports.certificate.scope import CertificateError
 from oblivionis.reports.markup import facts_list, html_table
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.updates import Row, past_of, row_of
+from oblivionis.runs.updates import LABELS, Row, past_of, row_of
 from strategies.protocols.update_history import PastRound
 
 EXACT = "exact"
@@ -82,7 +79,7 @@ def _line(past: PastRound) -> str:
 
 def facts_of(run: RunDirectory, config: Config, proof: Proof) -> dict[str, Any]:
     """What a certificate says of the rounds, as JSON values."""
-    number, after = newest_exchange(run)
+    number, after = newest_exchange(run) or (0, "")
     text = rounds_text(proof)
     return {
         "shown": "recorded in the ledgers",
@@ -98,6 +95,13 @@ def facts_of(run: RunDirectory, config: Config, proof: Proof) -> dict[str, Any]:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def how_to_replay() -> dict[str, str]:
+    """The command that holds the rounds of a certificate again, and what it needs."""
+    command = "oblivionis certificate verify certificate.json --public-key FILE --replay"
+    needs = "the run with its stored models (--run), and the folder of each client (--node-dir)"
+    return {"command": command, "where": f"beside {ROUNDS_FILE}", "needs": needs}
 
 
 def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any], proof: Proof) -> list[Check]:
@@ -151,78 +155,6 @@ def _claimed(path: Path, certificate: Mapping[str, Any]) -> Mapping[str, Any]:
     return certificate["exact"]
 
 
-def replay(
-    file: Path,
-    certificate: Mapping[str, Any],
-    run: Path | None,
-    node_dirs: Sequence[Path],
-    overrides: Sequence[str],
-    pieces: int | None,
-) -> list[Finding]:
-    """Hold the rounds of a certificate again, and compare with what it says.
-
-    Parameters
-    ----------
-    file : Path
-        The certificate, or its folder.
-    certificate : mapping
-        What it says.
-    run : Path, optional
-        The run, with its stored models; None: the one in whose folder the certificate lies.
-    node_dirs, overrides, pieces
-        As of `oblivionis.audits.exchange_replay.replay_exchange`.
-
-    Returns
-    -------
-    list of Finding
-
-    Raises
-    ------
-    CertificateError
-        For a certificate of another class, without its rounds, or without a run.
-    AuditError
-        For what the run and the folders are not.
-    """
-    if certificate.get("class") != EXACT:
-        raise CertificateError(f"{file} rests on measurements: only a certificate of the class exact can be replayed")
-    folder = file if file.is_dir() else file.parent
-    rounds = read_rounds(folder, certificate)
-    if rounds is None:
-        raise CertificateError(
-            f"{folder / ROUNDS_FILE} is missing: what is to be held again lies beside the certificate"
-        )
-    place = run if run is not None else folder.absolute().parent.parent
-    if not (place / "config.yaml").is_file():
-        raise CertificateError(f"{place} is no run: name the run of the certificate with --run")
-    return collected(_again(place, certificate, rounds, node_dirs, overrides, pieces))
-
-
-def _again(
-    place: Path,
-    certificate: Mapping[str, Any],
-    rounds: Sequence[PastRound],
-    node_dirs: Sequence[Path],
-    overrides: Sequence[str],
-    pieces: int | None,
-) -> Iterator[Finding]:
-    """The findings of `replay`."""
-    run, config = opened_run(place, overrides)
-    own = configuration.from_yaml(run.read_config(), run.config_place)
-    said = certificate["exact"]
-    yield from compared_machines(said, machine_here(config))
-    same = compared("configuration, by the certificate", config_hash(own), certificate["run"]["config_sha256"])
-    yield same
-    if same.outcome != "equal":
-        return
-    yield from seal_findings(run)
-    withheld: dict[int, set[str]] = {}
-    for part in certificate["requests"]:
-        withheld.setdefault(part["request"]["client"], set()).update(part["request"]["record_ids"])
-    exchange = (said["exchange"]["round"], said["exchange"]["after"])
-    final = certificate["requests"][0]["evidence"]["models"]["final"]["sha256"]
-    yield from rounds_again(run, config, node_dirs, pieces, Claim(rounds, exchange, final, withheld))
-
-
 def proof_section(certificate: Mapping[str, Any]) -> list[h.Node]:
     """The part of a certificate's page about the rounds, and about what it does not say."""
     said = certificate["exact"]
@@ -241,7 +173,7 @@ def proof_section(certificate: Mapping[str, Any]) -> list[h.Node]:
     table = html_table(["stage", "round", f"its line in {ROUNDS_FILE}"], ["", "n", ""], rows, "Rounds of the model")
     about = h.p[
         "Each line names who took part, the model that the clients got, the hash of each update, and of each client "
-        "the line of its own ledger that says on which records it trained."
+        "the line of its own ledger that says on which records it trained, and with which software and processor."
     ]
     return [
         h.h2["Rounds that the model depends on"],

@@ -28,6 +28,7 @@ EVENTS = {
     "verification_failed": "verification failed",
     "rolled_back": "served anew: the run resumed from an earlier checkpoint",
 }
+EXACT_EVENTS = {"served": "served: rounds were held again without its records", "verified": "erased exactly"}
 SCOPES = {"client": "everything that the client holds: it leaves", "subject": "all records about one person"}
 HELD_AGAIN = "Every round that the records had gone into was held again without them."
 """What PASS means of an exact erasure."""
@@ -89,7 +90,7 @@ def _part(part: Mapping[str, Any], *, alone: bool, measured: bool) -> list[h.Nod
         h.h3["What was asked"],
         _asked(request),
         h.h3["What was done"],
-        _events(evidence["events"]),
+        _events(evidence["events"], EVENTS if measured else EVENTS | EXACT_EVENTS),
         _rounds(evidence.get("rounds", ()), request["served_round"]),
         h.h3["Models"],
         _models(evidence["models"]),
@@ -186,11 +187,11 @@ def _asked(request: Mapping[str, Any]) -> h.Element:
     )
 
 
-def _events(events: Sequence[Mapping[str, Any]]) -> h.Element:
+def _events(events: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> h.Element:
     rows = []
     for event in events:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"])) if "time" in event else "–"
-        what = EVENTS.get(event["event"], str(event["event"]))
+        what = words.get(event["event"], str(event["event"]))
         rows.append([when, str(event.get("round", "–")), what, h.code[str(event.get("hash", "–"))]])
     heads = ["when (UTC)", "round", "what", "line of the ledger"]
     return html_table(heads, ["who", "n", "", ""], rows, "Lines of the ledger about the request")
