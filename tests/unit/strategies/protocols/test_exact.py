@@ -13,14 +13,19 @@ from support.erasing import SETTINGS
 from support.fedtu_clients import Recorder, adapter, content, flat
 
 from strategies import message_keys
-from strategies.protocols.base import ByUnlearning
+from strategies.protocols.base import ByUnlearning, UnlearningProtocol
+from strategies.protocols.by_shard import ByShard
 from strategies.protocols.exact import ExactProtocol
 from strategies.protocols.update_history import MemoryHistory
 from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
 from strategies.rounds.memory_grid import MemoryGrid
-from strategies.rounds.update_bounds import Bounds
+from strategies.rounds.nodes import NodeMap
+from strategies.rounds.update_bounds import Bounds, BoundsByShard
 from strategies.rules.factory import build
 from strategies.rules.fedadam import FedAdam
+from strategies.rules.server_step import ServerStep
+from strategies.rules.shard_rules import ShardRules
+from strategies.shards import Shards, at_random, balanced, risky_together
 
 SIZE, RATE, EPOCHS = 6, 0.05, 3
 LABELS = {"finetune": "train", "unlearn": "unlearn"}
@@ -84,6 +89,21 @@ class Plan:
     cut: int | None = None
     """After which round of unlearn the run is stopped, and resumed."""
     bounds: Bounds | None = None
+    shards: Shards = field(default_factory=lambda: Shards((0,)))
+
+    @classmethod
+    def sharded(cls, seed: int) -> Plan:
+        """A drawn plan whose clients are dealt to two to four shards."""
+        plan, rng = cls.drawn(seed), random.Random(f"shards/{seed}")
+        count = rng.randint(2, 4)
+        plan.shards = rng.choice(
+            [
+                at_random(plan.clients, count, seed),
+                balanced([client + 2 for client in range(plan.clients)], count),
+                risky_together(plan.clients, count, seed, set(plan.until(99))),
+            ]
+        )
+        return plan
 
     @classmethod
     def drawn(cls, seed: int) -> Plan:
@@ -131,24 +151,45 @@ class Run:
     def __init__(self, plan: Plan, clients: list[Client], requests: RequestList | None) -> None:
         self.plan, self.clients, self.requests = plan, clients, requests
         self.grid = MemoryGrid({client.number: client for client in clients}, keep_log=True)
-        self.history = MemoryHistory(every=plan.every, models_only=True)
+        self.histories = [MemoryHistory(every=plan.every, models_only=True) for _ in range(plan.shards.count)]
         self.recorder, self.drawn_by_records = Recorder(), False
         self.state: dict[str, np.ndarray] = {}
 
+    @property
+    def history(self) -> MemoryHistory:
+        (history,) = self.histories
+        return history
+
+    def rule(self) -> ServerStep:
+        return build(self.plan.aggregator, fraction_train=self.plan.fraction, **SETTINGS[self.plan.aggregator])
+
+    def protocol(self, name: str, inner: ServerStep, history: MemoryHistory) -> UnlearningProtocol:
+        history.stage = name
+        if name != "unlearn":
+            return ByUnlearning(history=history)
+        return ExactProtocol(inner, history, LABELS, carries_on=self.plan.carries_on)
+
     def stage(self, name: str, model: np.ndarray, rounds: range) -> np.ndarray:
-        self.history.stage = name
-        inner = build(self.plan.aggregator, fraction_train=self.plan.fraction, **SETTINGS[self.plan.aggregator])
-        serving = ByUnlearning(history=self.history)
-        if name == "unlearn":
-            serving = ExactProtocol(inner, self.history, LABELS, carries_on=self.plan.carries_on)
+        shards, nodes = self.plan.shards, NodeMap()
+        rules = [self.rule() for _ in self.histories]
+        parts = [self.protocol(name, *pair) for pair in zip(rules, self.histories, strict=True)]
+        inner, serving, options = rules[0], parts[0], Options(stage=LABELS[name], bounds=self.plan.bounds)
+        if shards.count > 1:
+            inner, serving = ShardRules(rules, shards, nodes.partition), ByShard(shards, parts, self.histories)
+            bounds = None
+            if (common := self.plan.bounds) is not None:
+                values = common.max_weight_share, common.max_update_norm
+                bounds = BoundsByShard(max_weight_share=values[0], max_update_norm=values[1], shards=shards)
+            options = Options(stage=LABELS[name], bounds=bounds, fitting=shards)
         self.recorder = Recorder()
         fedtu = FedTU(
             inner,
             requests=self.requests if name == "unlearn" else None,
             serving=serving,
             listener=self.recorder,
+            nodes=nodes,
             **{"eligible" if self.drawn_by_records else "trains": lambda client: bool(self.clients[client].live)},
-            options=Options(stage=LABELS[name], bounds=self.plan.bounds),
+            options=options,
         )
         if rounds.start > 1:
             fedtu.load_state_dict(self.state)
@@ -161,7 +202,8 @@ class Run:
     def whole(self) -> tuple[dict[int, np.ndarray], np.ndarray]:
         """The model before each round's training in unlearn, and the final one."""
         last, cut = self.plan.rounds["unlearn"], self.plan.cut
-        model = self.stage("finetune", START, range(1, self.plan.rounds["finetune"] + 1))
+        start = np.tile(START, self.plan.shards.count)
+        model = self.stage("finetune", start, range(1, self.plan.rounds["finetune"] + 1))
         before = {}
         for part in [range(1, last + 1)] if cut is None else [range(1, cut + 1), range(cut + 1, last + 1)]:
             ends = {part.start - 1: model}
@@ -177,9 +219,8 @@ def federation(plan: Plan, demanded: dict[int, frozenset[int]] | None = None) ->
     return [Client(number, (demanded or {}).get(number, frozenset())) for number in range(plan.clients)]
 
 
-@pytest.mark.parametrize("seed", range(63))
-def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_records(seed):
-    plan = Plan.drawn(seed)
+@pytest.mark.parametrize("plan", [*map(Plan.drawn, range(63)), *map(Plan.sharded, range(63))])
+def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_records(plan):
     run = Run(plan, federation(plan), plan.requests())
     before, final = run.whole()
     assert {r for r in run.requests.served_in} == {f"r{c}" for asked in plan.demands.values() for c in asked}
@@ -288,7 +329,7 @@ def test_a_client_that_withholds_more_while_rounds_are_held_again_is_named_and_s
 def test_a_client_from_before_the_stored_rounds_keeps_the_others_waiting_and_is_named():
     plan = asking(fraction=0.4, rounds={"finetune": 8, "unlearn": 1})
     run = Run(plan, federation(plan), None)
-    run.history = MemoryHistory(keep=6, models_only=True)
+    run.histories = [MemoryHistory(keep=6, models_only=True)]
     model = run.stage("finetune", START, range(1, 9))
     firsts = {c: next(i for i, p in enumerate(run.history.rounds()) if c in p.clients) for c in range(5)}
     early, late = min(firsts, key=firsts.__getitem__), max(firsts, key=firsts.__getitem__)
