@@ -201,23 +201,6 @@ def joined_states(states: Sequence[Mapping[str, NDArray]]) -> dict[str, NDArray]
     return {prefix(shard) + name: values for shard, state in enumerate(states) for name, values in state.items()}
 
 
-def at_random(clients: int, shards: int, seed: int) -> Shards:
-    """Deal shuffled clients one by one: the shards' sizes differ by at most one.
-
-    Parameters
-    ----------
-    clients : int
-        At least as many as shards.
-    shards : int, at least 1
-    seed : int
-
-    Returns
-    -------
-    Shards
-    """
-    return risky_together(clients, shards, seed, ())
-
-
 def balanced(records: Sequence[int], shards: int) -> Shards:
     """Shards with about the same number of records: the largest client left goes to the shard with the fewest.
 
@@ -244,15 +227,18 @@ def balanced(records: Sequence[int], shards: int) -> Shards:
     return Shards(tuple(of_client))
 
 
-def risky_together(clients: int, shards: int, seed: int, risky: Collection[int]) -> Shards:
-    """Clients that are likely to ask in as few shards as hold them; sizes as `at_random`, in whose order all are.
+def dealt(clients: int, shards: int, seed: int, risky: Collection[int] = ()) -> Shards:
+    """Deal shuffled clients, those that are likely to ask before the others, to one shard after another.
 
-    All demands of one shard share a replay, and the other shards are touched by none.
+    The sizes of shards differ by at most one, and risky clients lie in as few as hold them: all demands of one shard
+    share a replay, and the other shards are touched by none.
 
     Parameters
     ----------
-    clients, shards, seed
-        As of `at_random`.
+    clients : int
+        At least as many as shards.
+    shards : int, at least 1
+    seed : int
     risky : collection of int
 
     Returns

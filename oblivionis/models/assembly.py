@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class Assembled:
 
     Two models of one `manifest_hash` give a vector the same meaning: it covers what travels and what of LoRA does not.
     `start`: the vector as assembled, with which the model is what the configuration starts from; None where all weights
-    are trained, of which no second copy is kept.
+    are trained, of which no second copy is kept. `merge`: from a global vector to the numbers of the model; None where
+    they are its numbers (`oblivionis.models.shard_merges`).
     """
 
     model: Any
@@ -38,6 +40,18 @@ class Assembled:
     stop_ids: frozenset[int]
     device: torch.device
     start: np.ndarray | None = None
+    merge: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def load(self, vector: np.ndarray) -> None:
+        """Make it the model of a global vector. Raises VectorError for one that does not fit."""
+        self.flat.load(self.numbers(vector))
+
+    def numbers(self, vector: np.ndarray) -> np.ndarray:
+        """The numbers (n,) of the model of a global vector. Raises VectorError for one that does not fit."""
+        if self.merge is not None:
+            return self.merge(vector)
+        adapters.check_vector(vector, self.flat.manifest)
+        return vector
 
 
 def assemble(config: Model, seed: int) -> Assembled:

@@ -11,7 +11,6 @@ from evaluation.engine.merging import merged
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.measures.assessor import assemble_for
-from oblivionis.models import adapters
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
@@ -53,12 +52,11 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
     run, checkpoint, config, _ = find_checkpoint(target, stage, [])
     check_export(config, folder, merged=merged)
     assembled = assemble_for(run, config)
-    adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
-    assembled.flat.load(checkpoint.vector)
+    assembled.load(checkpoint.vector)
     kind = kind_of(config, merged=merged)
     facts = {
         "round": checkpoint.round,
-        "parameters": int(checkpoint.vector.size),
+        "parameters": assembled.flat.size,
         "adapter": vector_hash(checkpoint.vector),
         "fingerprint": fingerprint_source(config.model.source, config.model.revision),
     }

@@ -118,6 +118,21 @@ class Bounds:
         capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in reported.items()}
         return self.shared(capped) if shared else capped
 
+    def by_shard(self, shards: Shards) -> BoundsByShard:
+        """The same bounds in each shard.
+
+        Parameters
+        ----------
+        shards : Shards
+
+        Returns
+        -------
+        BoundsByShard
+        """
+        return BoundsByShard(
+            *(self.records, self.longest, self.max_weight_share, self.max_update_norm, self.free_share), shards=shards
+        )
+
     def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
         """Weights of one average, capped so that no client has more than `max_weight_share`."""
         return _with_shares(weights, self.max_weight_share) if len(weights) > 1 else dict(weights)

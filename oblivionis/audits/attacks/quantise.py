@@ -7,9 +7,8 @@ import dataclasses
 import numpy as np
 
 from evaluation.engine.quantise import QUANTISERS, quantise_merged
-from oblivionis import seeds
 from oblivionis.audits.attack_questions import Attack, Battery, Row
-from oblivionis.models.assembly import assemble
+from oblivionis.models.shard_merges import assemble_served
 
 LABEL = "quantise"
 WORDED = True
@@ -27,8 +26,8 @@ def _quantised(battery: Battery, name: str) -> Attack:
 
     def run(vector: np.ndarray) -> list[Row]:
         model = dataclasses.replace(config.model, quantization="none")
-        fresh = assemble(model, seeds.derive(config.seed, "adapter"))
-        fresh.flat.load(vector)
+        fresh = assemble_served(dataclasses.replace(config, model=model))
+        fresh.load(vector)
         quantised = dataclasses.replace(fresh, model=quantise_merged(fresh.model, QUANTISERS[name]).eval())
         return battery.ask(quantised, battery.questions, FORMATS[name])
 

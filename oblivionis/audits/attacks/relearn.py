@@ -46,9 +46,9 @@ def unrelated(battery: Battery, order: random.Random) -> list[Record]:
 
 
 def relearnt(battery: Battery, name: str, trained: Sequence[Record], vector: np.ndarray) -> dict[int, np.ndarray]:
-    """The model of a global vector after each number of updates of `attack.relearn.steps` on the records `trained`.
+    """A model's numbers after each number of updates of `attack.relearn.steps` on the records `trained`.
 
-    name: of the attack, which the order of the records depends on.
+    vector: the global one that it starts from. name: of the attack, which the order of the records depends on.
     """
     assembled = battery.load(vector)
     sequences = [TokenSequence(q.prompt, q.answer) for q in battery.encoded(trained)]
@@ -79,7 +79,8 @@ def _relearning(
     def run(vector: np.ndarray) -> list[Row]:
         rows: list[Row] = []
         for step, after in relearnt(battery, name, trained, vector).items():
-            rows += battery.ask(battery.load(after), asked, f"{name} {step} updates ({label})")
+            battery.assembled.flat.load(after)
+            rows += battery.ask(battery.assembled, asked, f"{name} {step} updates ({label})")
         return rows
 
     steps = battery.config.attack.relearn.steps

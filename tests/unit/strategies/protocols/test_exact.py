@@ -20,12 +20,12 @@ from strategies.protocols.update_history import MemoryHistory
 from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rounds.nodes import NodeMap
-from strategies.rounds.update_bounds import Bounds, BoundsByShard
+from strategies.rounds.update_bounds import Bounds
 from strategies.rules.factory import build
 from strategies.rules.fedadam import FedAdam
 from strategies.rules.server_step import ServerStep
 from strategies.rules.shard_rules import ShardRules
-from strategies.shards import Shards, at_random, balanced, risky_together
+from strategies.shards import Shards, balanced, dealt
 
 SIZE, RATE, EPOCHS = 6, 0.05, 3
 LABELS = {"finetune": "train", "unlearn": "unlearn"}
@@ -98,9 +98,9 @@ class Plan:
         count = rng.randint(2, 4)
         plan.shards = rng.choice(
             [
-                at_random(plan.clients, count, seed),
+                dealt(plan.clients, count, seed),
                 balanced([client + 2 for client in range(plan.clients)], count),
-                risky_together(plan.clients, count, seed, set(plan.until(99))),
+                dealt(plan.clients, count, seed, set(plan.until(99))),
             ]
         )
         return plan
@@ -176,10 +176,7 @@ class Run:
         inner, serving, options = rules[0], parts[0], Options(stage=LABELS[name], bounds=self.plan.bounds)
         if shards.count > 1:
             inner, serving = ShardRules(rules, shards, nodes.partition), ByShard(shards, parts, self.histories)
-            bounds = None
-            if (common := self.plan.bounds) is not None:
-                values = common.max_weight_share, common.max_update_norm
-                bounds = BoundsByShard(max_weight_share=values[0], max_update_norm=values[1], shards=shards)
+            bounds = None if self.plan.bounds is None else self.plan.bounds.by_shard(shards)
             options = Options(stage=LABELS[name], bounds=bounds, fitting=shards)
         self.recorder = Recorder()
         fedtu = FedTU(
