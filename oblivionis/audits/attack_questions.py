@@ -40,6 +40,10 @@ class Attack:
     by_group: bool = False
 
 
+ONE_MODEL = "the run serves an ensemble, which is not one model"
+"""Why an attack is left out that changes the weights of the model."""
+
+
 class Battery:
     """The forget questions of a run, and its model to ask them.
 

@@ -206,7 +206,7 @@ class Chat:
     def _answers(self, vector: np.ndarray, prompt: tuple[int, ...], room: int) -> list[str]:
         """Raises ValueError where the model's logits are not finite."""
         assembled, decoding = self.assembled, self.decoding
-        assembled.flat.load(vector)
+        assembled.put(vector)
         pad = assembled.tokenizer.pad_token_id or 0
         with fused_lora(assembled.model):
             if decoding.rule is None:

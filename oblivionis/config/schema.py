@@ -1383,8 +1383,9 @@ class Federation:
         default="mean",
         metadata=about(
             "What is served of several shards: `mean`: the mean of their LoRA products B·A (of weights that are "
-            "trained whole), in the rank of one; `stack`: the same mean without loss, in S times the rank.",
-            choices=("mean", "stack"),
+            "trained whole), in the rank of one; `stack`: the same mean without loss, in S times the rank; `ensemble`: "
+            "all S models, and the mean of their probabilities of each token.",
+            choices=("mean", "stack", "ensemble"),
         ),
     )
     shard_placement: str = field(

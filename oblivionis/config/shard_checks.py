@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import Config
 
-READS = ("federation", "model", "strategy", "stages", "privacy.level", "data.name")
+READS = ("federation", "model", "strategy", "stages", "privacy.level", "data.name", "evaluation.lm_eval")
 ONE = "or set federation.shards=1"
 
 
@@ -25,7 +25,8 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
     if least > smallest >= 1:
         message = f"{config.strategy.name} needs the answers of {least} clients in a round, and a shard has {smallest}"
         yield Problem("federation.shards", message, f"1 <= value <= {max(1, federation.clients // least)}")
-    full, stack = config.model.mode == "full", federation.shard_merge == "stack"
+    full, merge = config.model.mode == "full", federation.shard_merge
+    product, stack = not full and merge in ("mean", "stack"), merge == "stack"
     given = (
         (config.data.on_clients, "data.name", "clients audit what is served, and hold the model of their shard alone"),
         (federation.buffer.size > 0, "federation.buffer.size", "asynchronous rounds count the versions of one model"),
@@ -50,12 +51,12 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
         ("local" in config.stages, "stages", "in the stage local each client is alone"),
         (full and stack, "federation.shard_merge", "weights that are trained whole have no rank to stack"),
         (
-            not full and lora.use_dora,
+            product and lora.use_dora,
             "model.lora.use_dora",
             "DoRA's magnitudes scale more than the product B·A, of which the served model is made",
         ),
         (
-            not full and bool(lora.target_parameters),
+            product and bool(lora.target_parameters),
             "model.lora.target_parameters",
             "stacked experts have one B·A each, and the served model is made of one per layer",
         ),
@@ -63,6 +64,11 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
             not full and stack and lora.aggregation == "freeze_a",
             "federation.shard_merge",
             "with a frozen A, which all shards share, mean has no loss",
+        ),
+        (
+            merge == "ensemble" and bool(config.evaluation.more["lm_eval"].get("tasks")),
+            "evaluation.lm_eval.tasks",
+            "the harness runs one model, and an ensemble is several",
         ),
     )
     for found, key, message in given:
@@ -81,6 +87,7 @@ _EXPECTED = {
     "strategy.server_state_on_unlearn": "keep",
     "stages": "stages without local",
     "federation.shard_merge": "mean",
+    "evaluation.lm_eval.tasks": "[]",
     "model.lora.use_dora": "false",
     "model.lora.target_parameters": "null",
 }

@@ -409,20 +409,20 @@ class Assessor:
                 session = self._new_session()
                 references, self._unready = self._each_or_failed(self.context, lambda m, c: m.measure_base(c, session))
                 self.context = replace(self.context, reference_of=references)
-            self.assembled.flat.load(numbers)
+            self.assembled.put(numbers)
             self._loaded = numbers
             yield self._new_session()
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:
         """Put the untouched base model in the place of the loaded one, and the loaded one back afterwards."""
-        flat, loaded = self.assembled.flat, self._loaded
+        assembled, loaded = self.assembled, self._loaded
         assert loaded is not None and self._base is not None
-        flat.load(self.assembled.numbers(self._base))
+        assembled.load(self._base)
         try:
             yield
         finally:
-            flat.load(loaded)
+            assembled.put(loaded)
 
     def _new_session(self) -> EvaluationSession:
         return EvaluationSession(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from clients.flat_parameters import FlatParameters
+from evaluation.engine.ensemble import Ensemble
 from oblivionis.config.schema import Model
 from oblivionis.data.tokenize import PromptTemplate, stop_ids
 from oblivionis.models import adapters, loading, lora
@@ -44,14 +45,21 @@ class Assembled:
 
     def load(self, vector: np.ndarray) -> None:
         """Make it the model of a global vector. Raises VectorError for one that does not fit."""
-        self.flat.load(self.numbers(vector))
+        self.put(self.numbers(vector))
 
     def numbers(self, vector: np.ndarray) -> np.ndarray:
-        """The numbers (n,) of the model of a global vector. Raises VectorError for one that does not fit."""
+        """The numbers of the model of a global vector, for `put`. Raises VectorError for a vector that does not fit."""
         if self.merge is not None:
             return self.merge(vector)
         adapters.check_vector(vector, self.flat.manifest)
         return vector
+
+    def put(self, numbers: np.ndarray) -> None:
+        """Make it the model with these numbers; of an ensemble with those of its members one after the other."""
+        if isinstance(self.model, Ensemble):
+            self.model.hold(np.split(numbers, numbers.size // self.flat.size))
+        else:
+            self.flat.load(numbers)
 
 
 def assemble(config: Model, seed: int) -> Assembled:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from evaluation.engine import architectures
+from evaluation.engine.ensemble import Ensemble
 from oblivionis import seeds
 from oblivionis.config.schema import Config, Model
 from oblivionis.models import adapters
@@ -20,6 +22,11 @@ from oblivionis.models.errors import ModelError
 from oblivionis.models.parameter_roles import Role, role
 from strategies.arrays import Mean, weighted_sum
 from strategies.rules.lora_product import ProductMean
+
+
+def serves_ensemble(config: Config) -> bool:
+    """Whether several models are served, which cannot be trained, quantised or exported as one."""
+    return config.federation.shards > 1 and config.federation.shard_merge == "ensemble"
 
 
 def assemble_served(config: Config) -> Assembled:
@@ -38,10 +45,25 @@ def served(assembled: Assembled, config: Config) -> Assembled:
     start, manifest = np.tile(assembled.flat.numpy(), count), assembled.flat.manifest
     if merge == "mean":
         return dataclasses.replace(assembled, start=start, merge=_Mean(count, manifest, _mean_of(config, manifest)))
+    if serves_ensemble(config):
+        return _ensemble(assembled, start, count)
     _pairs_alone(manifest, merge)
     wide = refitted(assembled, stacked(config.model, count), seeds.derive(config.seed, "adapter"))
     hashed = assembled.manifest_hash
     return dataclasses.replace(wide, start=start, merge=_Stack(count, manifest), manifest_hash=hashed)
+
+
+def _ensemble(assembled: Assembled, start: np.ndarray, count: int) -> Assembled:
+    """The shards' models run one after the other, and the mean of their probabilities."""
+    way = architectures.way(assembled.model)
+    if way.name not in ("fused", "packed"):
+        raise ModelError(
+            f"federation.shard_merge: an ensemble cannot generate with this model ({way.reason}); set mean"
+        )
+    together = Ensemble(assembled.model, assembled.flat.load)
+    whole = _Whole(count, assembled.flat.manifest)
+    together.hold(whole.parts(start))
+    return dataclasses.replace(assembled, model=together, start=start, merge=whole)
 
 
 def stacked(model: Model, count: int) -> Model:
@@ -90,6 +112,15 @@ class _Merge:
         for part in parts:
             adapters.check_vector(part, self.manifest)
         return parts
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Whole(_Merge):
+    """The shards as they are."""
+
+    def __call__(self, vector: np.ndarray) -> np.ndarray:
+        self.parts(vector)
+        return vector
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

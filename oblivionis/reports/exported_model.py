@@ -13,6 +13,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.measures.assessor import assemble_for
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.models.packaged import PACKAGED
+from oblivionis.models.shard_merges import serves_ensemble
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
 from oblivionis.runs.checkpoints import find_checkpoint
@@ -30,6 +31,11 @@ def check_export(config: Config, folder: Path, *, merged: bool) -> None:
     """ExportError for what cannot be: a folder in use, an adapter merged into rounded weights."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ExportError(f"{folder} is not empty: name a folder that does not exist yet")
+    if serves_ensemble(config):
+        raise ExportError(
+            f"the run serves {config.federation.shards} models and the mean of what they say (federation.shard_merge="
+            "ensemble), which no single adapter is; a run with mean or stack can be exported"
+        )
     if merged and config.model.quantization != "none":
         raise ExportError(
             f"--merged: the base weights are rounded ({config.model.quantization}), and what is added to them would be "

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from evaluation.engine.quantise import QUANTISERS, quantise_merged
-from oblivionis.audits.attack_questions import Attack, Battery, Row
-from oblivionis.models.shard_merges import assemble_served
+from oblivionis.audits.attack_questions import ONE_MODEL, Attack, Battery, Row
+from oblivionis.models.shard_merges import assemble_served, serves_ensemble
 
 LABEL = "quantise"
 WORDED = True
@@ -31,4 +31,5 @@ def _quantised(battery: Battery, name: str) -> Attack:
         quantised = dataclasses.replace(fresh, model=quantise_merged(fresh.model, QUANTISERS[name]).eval())
         return battery.ask(quantised, battery.questions, FORMATS[name])
 
-    return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run)
+    unavailable = ONE_MODEL if serves_ensemble(config) else ""
+    return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run, unavailable)
