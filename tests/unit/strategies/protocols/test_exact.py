@@ -233,6 +233,23 @@ def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_
         np.testing.assert_array_equal(values, never.state[name])
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_shards_that_nobody_asks_of_keep_their_numbers_hashes_and_stored_rounds(seed):
+    plan = Plan.sharded(seed)
+    run, idle = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan), None)
+    (_, model), (_, without) = run.whole(), idle.whole()
+    touched = {plan.shards.of_client[client] for client in plan.until(99)}
+    found, expected = (np.split(each, plan.shards.count) for each in (model, without))
+    for shard in set(range(plan.shards.count)) - touched:
+        np.testing.assert_array_equal(found[shard], expected[shard])
+        assert run.histories[shard].rounds() == idle.histories[shard].rounds()
+        for past in (past for past in run.histories[shard].rounds() if past.stored):
+            kept, same = (each.histories[shard].read(past) for each in (run, idle))
+            np.testing.assert_array_equal(flat(kept.sent), flat(same.sent))
+    again = {c for kind, c, content in run.grid.log if kind == message_keys.TRAIN and "replay" in content["config"]}
+    assert {plan.shards.of_client[client] for client in again} <= touched
+
+
 def asking(**changes) -> Plan:
     plan = Plan("fedadam", 5, 0.6, {"finetune": 4, "unlearn": 2}, {1: {3: frozenset({0})}})
     for name, value in changes.items():
@@ -240,9 +257,11 @@ def asking(**changes) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize("shards", [Shards((0,)), Shards((0, 1, 1, 0, 1))])
 @pytest.mark.parametrize("planted", ["moments", "record", "draw"])
-def test_what_survives_is_found_by_the_comparison(monkeypatch, planted):
-    plan = asking(aggregator="fedadam", demands={1: {3: frozenset(range(5))}}, rounds={"finetune": 6, "unlearn": 3})
+def test_what_survives_is_found_by_the_comparison(monkeypatch, planted, shards):
+    asked, rounds = {1: {3: frozenset(range(5))}}, {"finetune": 6, "unlearn": 3}
+    plan = asking(aggregator="fedadam", demands=asked, rounds=rounds, shards=shards)
     run, never = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan, plan.until(1)), None)
     expected = never.whole()[1]
     np.testing.assert_array_equal(Run(plan, federation(plan), plan.requests()).whole()[1], expected)
@@ -269,6 +288,27 @@ def test_rounds_before_a_client_took_part_are_not_held_again():
     ]
     assert first > 0
     assert sorted(set(replayed)) == list(range(first + 1, 9))
+
+
+def test_a_client_that_trains_on_a_model_of_another_shard_is_found_by_the_comparison(monkeypatch):
+    """What a shard's clients learn leaks to those of another one."""
+    plan = asking(aggregator="fedavg", fraction=1.0, shards=Shards((0, 1, 1, 0, 1)))
+    run, never = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan, plan.until(1)), None)
+    expected = never.whole()[1]
+    part = Shards.part
+    monkeypatch.setattr(Shards, "part", lambda self, model, shard: part(self, model, 0))
+    assert not np.array_equal(run.whole()[1], expected)
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_silent_client_of_another_shard_keeps_nobody_waiting(silent):
+    plan = asking(fraction=1.0, rounds={"finetune": 4, "unlearn": 1}, shards=Shards((0, 0, 1, 0, 1)))
+    run = Run(plan, federation(plan), plan.requests())
+    model = run.stage("finetune", np.tile(START, 2), range(1, 5))
+    run.clients[silent].silent = True
+    run.stage("unlearn", model, range(1, 2))
+    assert run.requests.served_in == ({} if silent == 1 else {"r3": 1})
+    assert ("client 1, which took part" in run.requests.reasons.get("r3", "")) is (silent == 1)
 
 
 def test_a_silent_client_makes_it_impossible_and_is_named(caplog):
