@@ -33,6 +33,8 @@ from strategies.protocols.update_history import PastRound, RoundUpdates, is_stor
 STAGES = ("finetune", "unlearn")
 """The stages whose rounds lead to the model that requests are served on."""
 ROUNDS = "rounds.jsonl"
+UPDATES = "updates"
+"""Folder of a run's stores."""
 
 
 def stored_rounds(config: Config) -> int | None:
@@ -57,7 +59,7 @@ def open_stores(config: Config, run: Path, stage: str) -> list[UpdateStore]:
         return []
     models_only = method_traits.updates(config.unlearning.method) == "models"
     every, count = config.unlearning.updates.every, config.federation.shards
-    folders = [run / "updates"] if count == 1 else [run / "updates" / f"shard-{shard}" for shard in range(count)]
+    folders = [run / UPDATES] if count == 1 else [run / UPDATES / f"shard-{shard}" for shard in range(count)]
     return [UpdateStore(path, stage, keep=keep, every=every, models_only=models_only) for path in folders]
 
 
