@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, RecordDict
 
 from strategies import message_keys
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,15 @@ class ClientUpdate:
         Its model φ_k.
     steps : float or None
         Its local optimiser steps; None if not reported.
+    entry : str
+        SHA-256 of the line of the client's ledger about it; empty if not reported.
     """
 
     partition: int
     weight: float
     arrays: ArrayRecord
     steps: float | None = None
+    entry: str = ""
 
     @classmethod
     def of(cls, content: RecordDict, weight_key: str, partition: int | None = None) -> ClientUpdate:
@@ -59,7 +65,15 @@ class ClientUpdate:
             float(metrics[weight_key]),  # type: ignore[arg-type]
             ArrayRecord(dict(arrays)),
             float(steps) if isinstance(steps, int | float) else None,
+            _entry(content),
         )
+
+
+def _entry(content: RecordDict) -> str:
+    """The hash that a reply names as `message_keys.ENTRY`; empty for anything else."""
+    proof = content.config_records.get(message_keys.PROOF, {})
+    text = proof.get(message_keys.ENTRY)
+    return text if isinstance(text, str) and _SHA256.fullmatch(text) else ""
 
 
 def shares(updates: Sequence[ClientUpdate]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +11,13 @@ import typer
 from rich.console import Console
 
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.cli.replay_audits import NodeDirs, Overrides, Pieces, end_with, finding_lines
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
+    from oblivionis.audits.replay import Finding
     from oblivionis.erasure.hidden_requests import Opened
 
 certificate_cli = typer.Typer(help="Certify that a deletion request was served, and how well.", no_args_is_help=True)
@@ -54,6 +57,7 @@ def create(
 
     Its result, PASS, FAIL or INCONCLUSIVE, follows from the run's own files by the thresholds of its configuration.
     """
+    from oblivionis.reports.certificate import exact
     from oblivionis.reports.certificate import signing as certificates
     from oblivionis.runs import artifact_binding
 
@@ -69,7 +73,8 @@ def create(
             return answer({"folder": folder, "certificate": certificate})
     _say(_summary(certificate))
     signed = "" if certificate["signature"] else "; not signed: give --key"
-    _say(f"{folder / certificates.JSON_FILE} and {certificates.PAGE_FILE}{signed}")
+    rounds = f", {exact.ROUNDS_FILE}" if certificate.get("class") == exact.EXACT else ""
+    _say(f"{folder / certificates.JSON_FILE}{rounds} and {certificates.PAGE_FILE}{signed}")
 
 
 @certificate_cli.command("verify")
@@ -78,9 +83,24 @@ def verify(
     public_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The public key that must have signed it.")
     ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Of the class exact: hold the rounds again and compare.")
+    ] = False,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="The run with the stored models (default: where the certificate lies)."),
+    ] = None,
+    pieces: Pieces = None,
+    node_dir: NodeDirs = None,
+    set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is a certificate as it was signed, and by whom? Needs no network and no run. Without the key it is not valid."""
+    """Is a certificate as it was signed, and by whom? Needs no network and no run. Without the key it is not valid.
+
+    With --replay the clients' folders are needed: all rounds are held again, and every model, update and line of a
+    client's ledger is compared with what the certificate says. Exit code 0 only where all is equal, 1 if anything
+    differs, 3 if something could not be tested.
+    """
     from oblivionis.reports.certificate import signing as certificates
 
     certificate, fingerprint = certificates.verify(file, public_key)
@@ -88,11 +108,23 @@ def verify(
         raise certificates.CertificateError(
             f"{file} is as it was signed and says {certificate['result']}, {certificates.anybody(fingerprint)}"
         )
-    if as_json:
-        with answering(as_json) as answer:
-            return answer({"key": fingerprint, "certificate": certificate})
-    _say(_summary(certificate))
-    _say(f"signed by {public_key} (SHA-256 of the key: {fingerprint})")
+    if not replay and (given := [name for name, value in _of_replay(run, pieces, node_dir, set_) if value]):
+        raise OblivionisError(f"{', '.join(given)}: only with --replay")
+    with answering(as_json) as answer:
+        findings = None
+        if replay:
+            from oblivionis.reports.certificate import exact_replay
+
+            findings = exact_replay.replay(file, certificate, run, node_dir or (), set_ or (), pieces)
+        if as_json:
+            answer({"key": fingerprint, "certificate": certificate} | ({"findings": findings} if replay else {}))
+        else:
+            _say(_summary(certificate))
+            _say(f"signed by {public_key} (SHA-256 of the key: {fingerprint})")
+            for line in _replayed(findings, pieces) if findings is not None else ():
+                _say(line)
+    if findings is not None:
+        end_with(findings)
 
 
 @certificate_cli.command("keygen")
@@ -107,6 +139,21 @@ def keygen(
     public = certificates.generate_key(out)
     shown = certificates.fingerprint(certificates.read_public_key(public))
     _say(f"private key: {out} (keep it secret)\npublic key: {public}\nSHA-256 of the key: {shown}")
+
+
+def _replayed(findings: Sequence[Finding], pieces: int | None) -> list[str]:
+    """What a replay found, line by line, and in short."""
+    counts = Counter(finding.outcome for finding in findings)
+    part = "" if pieces is None else f", of which {counted(pieces, 'piece')} of the rounds"
+    short = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return [*finding_lines(findings), f"replayed: {counted(len(findings), 'comparison')}{part}: {short}"]
+
+
+def _of_replay(
+    run: Path | None, pieces: int | None, node_dir: list[Path] | None, set_: list[str] | None
+) -> list[tuple[str, object]]:
+    """The options that only --replay takes, with their values."""
+    return [("--run", run), ("--pieces", pieces), ("--node-dir", node_dir), ("--set", set_)]
 
 
 def _demand(name: str | None, opened: Sequence[Path], node_dir: Path | None) -> str | list[Opened]:
@@ -128,7 +175,8 @@ def _summary(certificate: dict) -> str:
     for part in certificate["requests"]:
         request, signed = part["request"], part["evidence"]["signed_by"]
         who = part["evidence"]["source"] + (f" (key {', '.join(key[:16] + '…' for key in signed)})" if signed else "")
-        lines.append(f"{part['result']}: request {request['id']} of client {request['client']}, measured by {who}")
+        how = request["state"] if "class" in certificate else f"measured by {who}"
+        lines.append(f"{part['result']}: request {request['id']} of client {request['client']}, {how}")
         for check in part["checks"]:
             mark = "" if check["required"] else " (not required)"
             lines.append(f"  {check['name']}{mark}: {check['result']}, {check['why']}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +11,11 @@ from rich.console import Console
 from oblivionis.cli import audit_exit_codes
 from oblivionis.cli.arguments import AllowCode
 from oblivionis.cli.as_json import Answer, AsJson, answering
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oblivionis.audits.replay import Finding
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a copy.")]
 NodeDirs = Annotated[
@@ -24,6 +29,10 @@ NodeDirs = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
 ]
+Pieces = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of an exact erasure hold only so many stored rounds again, drawn at random."),
+]
 
 
 def audit_exchange(
@@ -36,10 +45,7 @@ def audit_exchange(
     node_dir: NodeDirs = None,
     allow_code: AllowCode = None,
     set_: Overrides = None,
-    pieces: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of an exact erasure hold only so many stored rounds again, drawn at random."),
-    ] = None,
+    pieces: Pieces = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the exchange that served a request again, and compare with the ledgers.
@@ -81,17 +87,34 @@ def audit_training(
         _tell(run, replay_training(run, client, round_, node_dir, stage, set_ or ()), answer if as_json else None)
 
 
-def _tell(run: Path, findings: list, answer: Answer | None) -> None:
-    from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, machine_remarks
+def _tell(run: Path, findings: list[Finding], answer: Answer | None) -> None:
+    from oblivionis.audits.replay import machine_remarks
 
-    differs = any(f.outcome == DIFFERS for f in findings)
-    untested = any(f.outcome not in (DIFFERS, EQUAL) for f in findings)
+    differs, untested = _outcomes(findings)
     remarks = machine_remarks(run) if differs else []
     if answer is not None:
         answer({"findings": findings, "differs": differs, "untested": untested, "machine": remarks})
     else:
-        lines = [f"{f.what}: {f.outcome}{f' ({f.why})' if f.why else ''}" for f in findings]
+        lines = finding_lines(findings)
         if remarks:
             lines.append(f"this machine may compute other last bits than the run's: {'; '.join(remarks)}")
         Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    audit_exit_codes.end(differs=differs, untested=untested)
+
+
+def _outcomes(findings: Sequence[Finding]) -> tuple[bool, bool]:
+    """Whether anything differs, and whether something could not be tested."""
+    from oblivionis.audits.replay import DIFFERS, EQUAL
+
+    return any(f.outcome == DIFFERS for f in findings), any(f.outcome not in (DIFFERS, EQUAL) for f in findings)
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """A line for each finding of a replay."""
+    return [f"{f.what}: {f.outcome}{f' ({f.why})' if f.why else ''}" for f in findings]
+
+
+def end_with(findings: Sequence[Finding]) -> None:
+    """End the command by what a replay found; see `audit_exit_codes.end`."""
+    differs, untested = _outcomes(findings)
     audit_exit_codes.end(differs=differs, untested=untested)

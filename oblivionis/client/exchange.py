@@ -15,6 +15,7 @@ from oblivionis.client.admission import admitted
 from oblivionis.client.node_message import NodeMessage
 from oblivionis.client.single_participation import Turn, hidden, take_part
 from oblivionis.client.worker import Worker, resident
+from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
 from oblivionis.data.twins import content_key
@@ -115,6 +116,13 @@ class Exchange:
             RECORDS: records_hash(self.worker.holding(self.client).identified()),
             BESIDE: other_files_hash(self.node.path),
         }
+
+    def proven_records(self, excluded: Collection[str]) -> str:
+        """The hash of the records that are left to train on without those `excluded`; empty where no past round can be
+        held again, so that nothing is to be proven by it."""
+        if not method_traits.replays(self.config.unlearning.method):
+            return ""
+        return records_hash([r for r in self.worker.holding(self.client).identified() if r[0] not in excluded])
 
     @property
     def hides_requests(self) -> bool:

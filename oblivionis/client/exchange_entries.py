@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord
 
 from oblivionis.client.exchange import Exchange
 from oblivionis.config import method_traits
+from oblivionis.erasure.exact_machine import machine_here
 from oblivionis.erasure.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
 from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
 from oblivionis.runs.directory import vector_hash
@@ -22,16 +23,19 @@ def enter_exchange(
     requests: Sequence[str] = (),
     phase: str = "",
     numbers: Mapping[str, float] | None = None,
-) -> None:
+    trained: str = "",
+) -> str:
     """Enter into the node's ledger what is sent: with it, and a copy of the folder, anybody can repeat the exchange.
 
     `vector`: the model sent back; `requests`: ids of those that were served; `phase`: of an audit, before or after the
-    exchange of its request; `numbers`: what is reported of the model. The line has hashes of the models received and
-    sent back, of the records held and of the files read in addition, and how many tombstones there were.
+    exchange of its request; `numbers`: what is reported of the model; `trained`: the hash of the records trained on, or
+    that are left to train on. The line has hashes of the models received and sent back, of the records held and of the
+    files read in addition, how many tombstones there were, and with `trained` the machine. Returns its hash, empty
+    without a folder.
     """
     message, node = exchange.message, exchange.node
     if not message.has_folder:
-        return
+        return ""
     line: dict[str, Any] = {
         "kind": message.kind,
         "run": message.run,
@@ -59,7 +63,9 @@ def enter_exchange(
         line["again"] = True
     if numbers is not None:
         line["numbers"] = {name: value for name, value in numbers.items() if math.isfinite(value)}
-    NodeLedger(node.path).note(EXCHANGED, None, **line)
+    if trained:
+        line |= {"trained": trained, "machine": machine_here(exchange.config)}
+    return NodeLedger(node.path).note(EXCHANGED, None, **line)
 
 
 def signature_of_audit(exchange: Exchange, request: str, numbers: Mapping[str, float]) -> ConfigRecord:

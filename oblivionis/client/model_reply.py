@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from oblivionis import seeds
 from oblivionis.client.compression_residuals import Residuals
@@ -60,8 +60,11 @@ class ModelReply:
             current=lambda: exchange.node.left_by() is None and exchange.withheld() <= set(excluded),
         )
 
-    def message(self, vector: np.ndarray | None, metrics: Mapping[str, int | float]) -> Message:
-        """The reply with numbers and a model; in a secure sum both under masks, and the model as its change."""
+    def message(self, vector: np.ndarray | None, metrics: Mapping[str, int | float], entry: str = "") -> Message:
+        """The reply with numbers and a model; in a secure sum both under masks, and the model as its change.
+
+        `entry`: the hash of the line of the client's ledger about it, if the server is to know it.
+        """
         if self._message.masked:
             assert vector is not None, "no secure sum without a model"
             return self._masked(vector, metrics)
@@ -69,6 +72,8 @@ class ModelReply:
         content = RecordDict({message_keys.METRICS: numbers})
         if vector is not None:
             content[message_keys.ARRAYS] = self._compressed or ArrayRecord({message_keys.ADAPTER: Array(vector)})
+        if entry:
+            content[message_keys.PROOF] = ConfigRecord({message_keys.ENTRY: entry})
         return self._message.reply(content)
 
     def _masked(self, vector: np.ndarray, metrics: Mapping[str, int | float]) -> Message:

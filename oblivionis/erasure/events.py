@@ -22,7 +22,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.erasure.request import COVERED, OPEN, PENDING, REJECTED, SERVED, NodeRequest, Request, RequestError
-from oblivionis.erasure.verification_rules import NOT_VERIFIED, OUTCOMES, VERIFIED
+from oblivionis.erasure.verification_rules import DONE, ERASED, NOT_VERIFIED, OUTCOMES, VERIFIED
 from oblivionis.runs.ledger_run_events import SHAPES
 from strategies.message_keys import SCOPE_RECORDS
 from strategies.metric_schema import UNLEARN
@@ -235,12 +235,15 @@ class Verification(ServerEvent):
 
 
 class Verified(Verification):
-    """The records of the request are forgotten."""
+    """The records of the request are forgotten, or erased exactly."""
 
     def run_changes(self, request: Request) -> Changes:
         return {**super().run_changes(request), "state": VERIFIED}
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
+        if self.outcome == ERASED:
+            held = {"state": ERASED, "note": "this node held its rounds again"}
+            return {**super().node_changes(request, measured), **held}
         unmeasured = "by the word of its server alone: this node measures nothing"
         note = "" if "final" in measured else unmeasured
         return {**super().node_changes(request, measured), "state": VERIFIED, "note": note}
@@ -250,7 +253,7 @@ class VerificationFailed(Verification):
     """The request is not verified; lines of early versions do not say what was found instead."""
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
-        known = self.outcome in OUTCOMES and self.outcome != VERIFIED
+        known = self.outcome in OUTCOMES and self.outcome not in DONE
         state = self.outcome if known else NOT_VERIFIED
         return {**super().node_changes(request, measured), "state": state, "note": self.why}
 
@@ -462,8 +465,9 @@ class Exchanged(Event):
     audit measured, and when.
 
     SHA-256: `before` of the model received, `after` of the one sent back, `records` of the node's records, `beside` of
-    what it reads in addition to them. `tombstones`: how many there were. `replay`: in which round of unlearn a past
-    round was held again; `exclude`: what the stage retrain went without.
+    what it reads in addition to them; `trained` of the records trained on, or left to train on, where past rounds can
+    be held again. `tombstones`: how many there were. `replay`: in which round of unlearn a past round was held again;
+    `exclude`: what the stage retrain went without.
     """
 
     kind: str
@@ -481,6 +485,7 @@ class Exchanged(Event):
     again: bool = False
     replay: Count = 0
     exclude: str = ""
+    trained: str = ""
     numbers: Numbers | UnsetType = UNSET
 
 

@@ -28,7 +28,7 @@ from oblivionis.erasure.request import COVERED, PENDING, REJECTED, Request, Requ
 from oblivionis.erasure.request import SERVED as SERVED
 from oblivionis.erasure.request_queue import Queue, Turn
 from oblivionis.erasure.request_states import RunStates
-from oblivionis.erasure.verification_rules import VERIFIED, Judgement
+from oblivionis.erasure.verification_rules import DONE, Judgement
 from oblivionis.files import parse_lines, read_bytes
 from strategies.message_keys import SCOPE_CLIENT, SCOPE_SUBJECT
 
@@ -182,8 +182,9 @@ class Ledger:
 
     def verified(self, request_id: str, server_round: int, judgement: Judgement, limit: float) -> None:
         """Record the outcome of a check: a request that is not verified by it stays served."""
-        event = "verified" if judgement.outcome == VERIFIED else "verification_failed"
-        info = {"outcome": judgement.outcome, "why": judgement.why, "rouge": judgement.recall, "limit": limit}
+        event = "verified" if judgement.outcome in DONE else "verification_failed"
+        info = {"outcome": judgement.outcome, "why": judgement.why}
+        info |= {} if judgement.recall is None else {"rouge": judgement.recall, "limit": limit}
         counts = {"records": judgement.counts} if judgement.records else {}
         self._append(event, self._requests[request_id], round=server_round, **info, **counts)
 

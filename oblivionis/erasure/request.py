@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oblivionis.erasure.verification_rules import NOT_VERIFIED, VERIFIED
+from oblivionis.erasure.verification_rules import DONE, NOT_VERIFIED, VERIFIED
 from oblivionis.errors import OblivionisError
 from strategies.message_keys import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
@@ -58,7 +58,9 @@ class Request:
     @property
     def outcome(self) -> str:
         """What the latest verification found; the state of a request that was not verified since it was served."""
-        if self.state != SERVED or self.rouge is None:
+        if self.state not in (SERVED, VERIFIED) or not (
+            self.judged or (self.state == SERVED and self.rouge is not None)
+        ):
             return self.state
         return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
 
@@ -99,9 +101,8 @@ class NodeRequest:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more is to be done: verified, or covered by earlier requests; no server's word alone makes
-        it so."""
-        return self.state in (VERIFIED, COVERED)
+        """Whether nothing more is to be done: verified, erased exactly, or covered by earlier requests."""
+        return self.state in (*DONE, COVERED)
 
     @property
     def everything(self) -> tuple[str, ...]:

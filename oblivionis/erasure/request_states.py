@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from abc import ABC, abstractmethod
@@ -33,11 +34,13 @@ from oblivionis.erasure.events import (
 )
 from oblivionis.erasure.request import REJECTED, SEALED, NodeRequest, Request, RequestError
 from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
-from oblivionis.erasure.verification_rules import VERIFIED, Thresholds
+from oblivionis.erasure.verification_rules import ERASED, VERIFIED, Thresholds
 from oblivionis.naming import subject_key
-from strategies.message_keys import AUDIT, BURY, UNLEARN
+from strategies.message_keys import AUDIT, BURY, TRAIN, UNLEARN
 
 _WAITING = "in a cover exchange; the server has not said yet whether it counts"
+_NO_RECORDS = hashlib.sha256().hexdigest()
+"""What `oblivionis.erasure.node_record_files.records_hash` makes of no record."""
 R = TypeVar("R", Request, NodeRequest)
 
 
@@ -102,6 +105,7 @@ class NodeStates(RequestStates[NodeRequest]):
     | --- | --- |
     | `served` | it did the exchange of that run and round for the request; one that is undone is done again |
     | `verified` | the request is served by that run, and what it measured before and of the final model says so, too |
+    | `verified`: erased exactly | the request is served by that run, and it held all its earlier rounds again since |
     | `covered` | all its records are named by requests made here before, none of them rejected |
     | `verification_failed` | the request is served by that run |
     | `failed`, `rejected`, `rolled_back` | always: none of them ends the demand |
@@ -135,6 +139,10 @@ class NodeStates(RequestStates[NodeRequest]):
         self._holding: set[str] = set()
         """Requests that ever held records back."""
         self._measured: dict[tuple[str, str], dict[str, Mapping[str, float] | None]] = {}
+        self._held: dict[tuple[str, str, int], int] = {}
+        """Where past rounds can be held again: by run, stage and round in which round of unlearn it last was."""
+        self._left: dict[str, str] = {}
+        """By run the hash of the records that the last exchange left to train on."""
 
     @property
     def withheld(self) -> frozenset[str]:
@@ -201,7 +209,11 @@ class NodeStates(RequestStates[NodeRequest]):
             self.served_in.pop(request.id, None)
 
     def _exchange(self, event: Exchanged) -> None:
-        """Keep what the node did for requests, and what it measured of them last."""
+        """Keep what the node did for requests, what it measured of them last, and which rounds it held."""
+        if event.trained and event.kind == TRAIN and not event.exclude:
+            self._held[event.run, event.stage, event.round] = event.replay
+        elif event.trained and event.kind == BURY:
+            self._left[event.run] = event.trained
         for name in event.requests:
             request_id = name if name in self.requests else own_id(name, event.client)
             measured = self._measured.setdefault((event.run, request_id), {})
@@ -221,6 +233,10 @@ class NodeStates(RequestStates[NodeRequest]):
         if isinstance(event, Verification):
             if request.served_round is None or request.run != event.run:
                 return f"{said}; by this node's ledger it did not serve the request"
+            if event.outcome == ERASED:
+                return self._not_held_again(
+                    event.run, request.served_round, f"run {event.run} says that it is {ERASED}"
+                )
             return self._unverified(request, event, said) if isinstance(event, Verified) else ""
         if isinstance(event, Covered):
             earlier = itertools.takewhile(lambda r: r.id != request.id, self.requests.values())
@@ -228,6 +244,16 @@ class NodeStates(RequestStates[NodeRequest]):
             missing = set(request.record_ids) - named
             return f"{said}; no earlier request of this node names {min(missing)!r}" if missing else ""
         return ""
+
+    def _not_held_again(self, run: str, served: int, said: str) -> str:
+        """Why this node's own trainings do not bear out that its records were erased exactly in the round `served`;
+        empty where they do: it held all earlier rounds again, or had no record left."""
+        if self._left.get(run) == _NO_RECORDS:
+            return ""
+        for (of, stage, number), replay in self._held.items():
+            if of == run and replay < served and not (stage == "unlearn" and number >= served):
+                return f"{said}; this node did not hold round {number} of {stage} again"
+        return "" if run in self._left else f"{said}; this node excluded nothing in that run"
 
     def _unverified(self, request: NodeRequest, event: Verified, said: str) -> str:
         """Why the node's own measurements do not show that a request is verified; empty where they do."""

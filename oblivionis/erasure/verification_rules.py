@@ -1,9 +1,10 @@
-"""Whether a served request is forgotten: the thresholds, the rules, and the five outcomes.
+"""Whether a served request is forgotten: the thresholds, the rules, and the outcomes.
 
 A request is `verified` only where every record was shown to be forgotten, and by an exchange: the model that an
 exchange began with recited it, the one that it ended with does not, and neither does the final model; and neither of
 these two finds the answer far likelier than a model would that never saw it. What training does before or after an
-exchange is no unlearning. What recitation cannot show is said to be so.
+exchange is no unlearning. What recitation cannot show is said to be so. It is `erased exactly` where all rounds that
+its records had gone into were held again without them (`oblivionis.erasure.exact_proof`): that takes no measurement.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ from oblivionis.erasure.verification_evidence import (
 )
 
 VERIFIED: Final = "verified"
+ERASED: Final = "erased exactly"
 NOT_VERIFIED: Final = "not verified"
 OVER_UNLEARNED: Final = "over-unlearned"
 NOT_TESTABLE: Final = "not testable"
 INCONCLUSIVE: Final = "inconclusive"
-OUTCOMES: Final = (VERIFIED, NOT_VERIFIED, OVER_UNLEARNED, NOT_TESTABLE, INCONCLUSIVE)
+DONE: Final = (VERIFIED, ERASED)
+"""The outcomes of a request of which nothing is left to be done."""
+OUTCOMES: Final = (*DONE, NOT_VERIFIED, OVER_UNLEARNED, NOT_TESTABLE, INCONCLUSIVE)
 
 MEANING: Final[Mapping[str, str]] = {
     VERIFIED: "its exchange ended the recitation of its records, and nothing brought it back",
+    ERASED: "the rounds that its records had gone into were held again without them, so that the model never had them",
     NOT_VERIFIED: "the final model still knows them",
     OVER_UNLEARNED: "the final model avoids their answers, which it would not had it never seen them: who compares "
     "the two can tell that they were there",
@@ -47,6 +52,8 @@ MEANING: Final[Mapping[str, str]] = {
     INCONCLUSIVE: "what was measured does not suffice to tell",
 }
 
+RECORDED: Final = "recorded in the ledgers; `oblivionis certificate verify --replay` computes it again"
+"""On what the outcome `ERASED` rests."""
 LEAST_UNITS: Final = 3
 """Fewest words (graphemes in scripts without spaces) of an answer whose recitation says anything."""
 UTILITY: Final = (
@@ -74,8 +81,8 @@ class Judgement:
     ----------
     outcome, why : str
         One of `OUTCOMES`, and the reason.
-    recall : float in [0, 1]
-        Mean recall of the final model.
+    recall : float in [0, 1] or None
+        Mean recall of the final model; None where it was not measured.
     records : mapping of str to str
         Outcome by record id; empty where only counts are known.
     knows : str
@@ -85,7 +92,7 @@ class Judgement:
 
     outcome: str
     why: str
-    recall: float
+    recall: float | None
     records: Mapping[str, str] = field(default_factory=dict)
     knows: str = ""
 

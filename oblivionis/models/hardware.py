@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 
 import psutil
@@ -55,6 +56,14 @@ def participants(config: Config) -> int:
 def uses_gpu(config: Config, machine: Machine) -> bool:
     """Whether the models lie on a GPU."""
     return config.model.device == "cuda" or (config.model.device == "auto" and machine.gpus > 0)
+
+
+def processor(config: Config) -> str:
+    """The kind of processor that models are computed on: of a GPU its name, of a CPU its architecture and the vector
+    instructions that are used. The same work on another kind can give other last bits."""
+    if uses_gpu(config, Machine.here()):
+        return torch.cuda.get_device_name(0)
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def server_threads(config: Config, machine: Machine) -> tuple[int, int]:

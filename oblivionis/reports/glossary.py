@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oblivionis.erasure.verification_rules import MEANING
+from oblivionis.erasure.verification_rules import ERASED, MEANING
 from oblivionis.measures import registry
 
 GLOSSARY = {
@@ -31,7 +31,7 @@ GLOSSARY = {
     "Failed attempts": "FedTU exchanges with this client that failed before the request was served.",
     "Request state": "pending: not served yet; served: the client has unlearned; rejected: refused; covered: all its "
     "records were asked for before; at the stage's end one of "
-    + "; ".join(f"{outcome}: {meaning}" for outcome, meaning in MEANING.items())
+    + "; ".join(f"{outcome}: {meaning}" for outcome, meaning in MEANING.items() if outcome != ERASED)
     + ".",
     "Verification": "ROUGE-L recall, in any script, of the final model's greedy answer to each record of the request: "
     "above `unlearning.requests.verify_max_rouge` it is recited. Verified takes that each record was recited before, "

@@ -15,7 +15,7 @@ import yaml
 
 from oblivionis.config.schema import Config, Lora
 from oblivionis.erasure.ledger import Ledger
-from oblivionis.erasure.verification_rules import MEANING, VERIFIED
+from oblivionis.erasure.verification_rules import DONE, MEANING
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports import run_summary
@@ -153,7 +153,7 @@ def _requests(run: RunDirectory) -> list[str]:
     heads = ["request", "outcome", "why", "round", "records", "recall left"]
     found = Counter(each.outcome for each in requests)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
-    doubt = "" if found[VERIFIED] == len(requests) else "**Not all of them are verified.** "
+    doubt = "" if sum(found[outcome] for outcome in DONE) == len(requests) else "**Not all of them are verified.** "
     lines = [f"- *{outcome}*: {MEANING[outcome]}" for outcome in sorted(found) if outcome in MEANING]
     results = Counter(results_of(run))
     if results:

@@ -14,7 +14,7 @@ from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import oracle_as_text, read_twins
-from oblivionis.erasure.verification_rules import VERIFIED
+from oblivionis.erasure.verification_rules import DONE, ERASED, VERIFIED
 from oblivionis.reports.format import counted, number
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
@@ -93,10 +93,11 @@ def _requests(run: RunDirectory) -> tuple[str, str] | None:
     if not requests:
         return "nobody asked to forget anything", DOUBTFUL
     states = Counter(r.outcome for r in requests)
-    verified, count = states.pop(VERIFIED, 0), len(requests)
+    count, word = len(requests), ERASED if ERASED in states else VERIFIED
+    grade = GOOD if sum(states[outcome] for outcome in DONE) == count else DOUBTFUL
+    of_word = states.pop(word, 0)
     others = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-    text = f"{verified} of {counted(count, 'deletion request')} verified{f' ({others})' if others else ''}"
-    return text, GOOD if verified == count else DOUBTFUL
+    return f"{of_word} of {counted(count, 'deletion request')} {word}{f' ({others})' if others else ''}", grade
 
 
 def knowledge(

@@ -18,7 +18,7 @@ from oblivionis.config import method_traits
 from oblivionis.config.schema import Config, Template
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import SERVED, Request
-from oblivionis.erasure.verification_rules import MEANING, VERIFIED
+from oblivionis.erasure.verification_rules import DONE, ERASED, MEANING, RECORDED, VERIFIED
 from oblivionis.errors import OblivionisError
 from oblivionis.measures import registry
 from oblivionis.measures.membership import report as membership_report
@@ -35,6 +35,7 @@ from oblivionis.runs.directory import RunDirectory, list_runs
 from oblivionis.runs.failed_evaluators import Failure, failures
 from oblivionis.runs.run_status import LOCAL, method_words, rounds_done
 from oblivionis.runs.stored_significance_tests import kept
+from oblivionis.runs.updates import kept_on_disk
 from strategies.message_keys import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 if TYPE_CHECKING:
@@ -319,15 +320,31 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     line = f"{counted(len(requests), 'deletion request')} for {counted(records, 'record')}: {parts}"
     if states[VERIFIED]:
         line += f" (recited before, now ROUGE-L recall at most {limit:g})"
+    if states[ERASED]:
+        line += f" ({RECORDED})"
     kinds = served_kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
     return f"{line}; served: {kinds}" if kinds else line
+
+
+def kept_line(run: RunDirectory, config: Config) -> str:
+    """What an exact erasure keeps on the disk to hold rounds again; empty for other methods."""
+    if not method_traits.replays(config.unlearning.method):
+        return ""
+    models, size = kept_on_disk(run.path)
+    return f"exact erasure keeps {counted(models, 'model')}: {bytes_text(size)}"
+
+
+def erased_lines(run: RunDirectory) -> list[str]:
+    """What it means that requests were erased exactly; empty where none was."""
+    erased = any(request.outcome == ERASED for request in Ledger(run.ledger_path))
+    return [f"{ERASED}: {MEANING[ERASED]}"] if erased else []
 
 
 def unverified_lines(run: RunDirectory) -> list[str]:
     """Which served requests are not verified, and why: a line for each outcome and reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for request in Ledger(run.ledger_path):
-        if request.outcome in MEANING and request.outcome != VERIFIED:
+        if request.outcome in MEANING and request.outcome not in DONE:
             found.setdefault((request.outcome, request.why), []).append(request.id)
     return [f"{outcome}: {_names(ids)}{f': {why}' if why else ''}" for (outcome, why), ids in sorted(found.items())]
 
@@ -392,6 +409,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     if line:
         parts.append(Text(line))
     parts += [Text(line) for line in unverified_lines(run)]
+    parts += [Text(line)] if (line := kept_line(run, config)) else []
     parts += [Text(line) for line in privacy_report.sentences(run)]
     parts += [_whole(f"next, {step}") for step in result.steps] if result else []
     if measured and not full:

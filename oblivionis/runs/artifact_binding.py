@@ -48,7 +48,7 @@ _ALWAYS = (
 )
 _SPARE = "evaluations/*.states.safetensors"
 """What is computed anew from a checkpoint where it is gone."""
-FILES = (*_ALWAYS, _SPARE, "environment.json")
+FILES = (*_ALWAYS, _SPARE, "environment.json", "exact.json")
 EARLIER = (*_ALWAYS, "privacy.json")
 """What the ledgers of earlier versions named."""
 LATER = ("audits/leakage-*/audit.json", "attacks/*/results.json")

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from flwr.app import Array, ArrayRecord
 
@@ -30,8 +30,9 @@ from strategies import message_keys
 from strategies.client_update import ClientUpdate
 from strategies.protocols.update_history import PastRound, RoundUpdates, is_stored, past_round
 
-STAGES = ("finetune", "unlearn")
-"""The stages whose rounds lead to the model that requests are served on."""
+LABELS = {"finetune": "train", "unlearn": "unlearn"}
+"""The stages whose rounds lead to the model that requests are served on, with the label of their seeds and messages."""
+STAGES = tuple(LABELS)
 ROUNDS = "rounds.jsonl"
 UPDATES = "updates"
 """Folder of a run's stores."""
@@ -61,6 +62,14 @@ def open_stores(config: Config, run: Path, stage: str) -> list[UpdateStore]:
     every, count = config.unlearning.updates.every, config.federation.shards
     folders = [run / UPDATES] if count == 1 else [run / UPDATES / f"shard-{shard}" for shard in range(count)]
     return [UpdateStore(path, stage, keep=keep, every=every, models_only=models_only) for path in folders]
+
+
+def kept_on_disk(run: Path) -> tuple[int, int]:
+    """How many rounds the run directory `run` keeps, and the bytes that they take; what two generations share counts
+    once."""
+    files = [path.stat() for path in (run / "updates").glob("*/*/round-*.safetensors")]
+    sizes = {(file.st_dev, file.st_ino): file.st_size for file in files}
+    return len(sizes), sum(sizes.values())
 
 
 class UpdateStore:
@@ -148,7 +157,7 @@ class UpdateStore:
             for file in folder.glob("*/round-*.safetensors"):
                 if file not in files:
                     file.unlink()
-            rows = [_row(past) for past in kept]
+            rows = [row_of(past) for past in kept]
             write_atomic(folder / ROUNDS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def missing(self) -> str:
@@ -176,7 +185,7 @@ class UpdateStore:
         for past in recorded:
             if past.stored and is_stored(past.round, self._every):
                 link_or_copy(_file(original, past.stage, past.round), _file(target, past.stage, past.round))
-        append_lines(target / ROUNDS, [_row(past) for past in recorded])
+        append_lines(target / ROUNDS, [row_of(past) for past in recorded])
         self.settle()
 
     def _generations(self) -> list[Path]:
@@ -196,7 +205,7 @@ class _Generation:
     def keep(self, past: PastRound) -> None:
         if past.stored:
             link_or_copy(_file(self._old, past.stage, past.round), _file(self._new, past.stage, past.round))
-        self.rows.append(_row(past))
+        self.rows.append(row_of(past))
 
     def write(self, updates: RoundUpdates, *, stored: bool = True) -> None:
         row = _kept(self._new, updates, stored=stored, models_only=self._models_only, replayed=self._round)
@@ -209,9 +218,13 @@ class _Past(TypedDict):
     clients: list[int]
 
 
-class _Row(_Past, total=False):
+class Row(_Past, total=False):
+    """A line of a lineage's file."""
+
     hashes: dict[str, str]
     replayed: int
+    model: str
+    entries: dict[str, str]
 
 
 class _Recorded(TypedDict):
@@ -228,13 +241,31 @@ def _kept(folder: Path, updates: RoundUpdates, *, stored: bool, models_only: boo
     """Keep a round in `folder`; its line of the lineage."""
     if stored:
         _write(folder, replace(updates, clients=()) if models_only else updates)
-    return _row(past_round(updates, stored=stored, models_only=models_only, replayed=replayed))
+    return row_of(past_round(updates, stored=stored, models_only=models_only, replayed=replayed))
 
 
-def _row(past: PastRound) -> dict:
+def row_of(past: PastRound) -> dict[str, Any]:
+    """The line of a lineage's file about a round."""
     row = {"stage": past.stage, "round": past.round, "clients": list(past.clients)}
-    hashes = {"hashes": {str(client): text for client, text in past.hashes.items()}} if past.hashes else {}
-    return {**row, **hashes, **({"replayed": past.replayed} if past.replayed else {})}
+    more = {
+        "hashes": {str(client): text for client, text in past.hashes.items()},
+        "replayed": past.replayed,
+        "model": past.model,
+        "entries": {str(client): text for client, text in past.entries.items()},
+    }
+    return row | {name: value for name, value in more.items() if value}
+
+
+def past_of(row: Mapping[str, Any], *, stored: bool) -> PastRound:
+    """The round that a line of a lineage's file is about; ValueError for a client that is no number."""
+    return PastRound(
+        *(row["stage"], row["round"], tuple(row["clients"])),
+        stored=stored,
+        hashes={int(client): text for client, text in row.get("hashes", {}).items()},
+        replayed=row.get("replayed", 0),
+        model=row.get("model", ""),
+        entries={int(client): text for client, text in row.get("entries", {}).items()},
+    )
 
 
 def _file(folder: Path, stage: str, server_round: int) -> Path:
@@ -242,15 +273,8 @@ def _file(folder: Path, stage: str, server_round: int) -> Path:
 
 
 def _rounds(folder: Path) -> list[PastRound]:
-    return [
-        PastRound(
-            *(row["stage"], row["round"], tuple(row["clients"])),
-            stored=_file(folder, row["stage"], row["round"]).exists(),
-            hashes={int(client): text for client, text in row.get("hashes", {}).items()},
-            replayed=row.get("replayed", 0),
-        )
-        for row in read_lines(folder / ROUNDS, _Row)
-    ]
+    rows = read_lines(folder / ROUNDS, Row)
+    return [past_of(row, stored=_file(folder, row["stage"], row["round"]).exists()) for row in rows]
 
 
 def _write(folder: Path, updates: RoundUpdates) -> None:

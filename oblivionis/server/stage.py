@@ -14,6 +14,8 @@ from flwr.app import Array, ArrayRecord
 from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
 from oblivionis.config import method_traits
+from oblivionis.erasure.exact_machine import machine_here
+from oblivionis.erasure.exact_proof import judge_exact, keep_proof
 from oblivionis.erasure.ledger import as_text
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
 from oblivionis.erasure.record_holders import SimulatedRequests
@@ -349,16 +351,19 @@ class Stage:
         return {name: sum(row[name] for row in known) / len(known) for name in (SENT, RECEIVED)} if known else {}
 
     def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
-        """Check the served requests; where the clients keep their records, by what they measured."""
+        """Check the served requests: of an exact erasure by its proof, where the clients keep their records by what
+        they measured."""
         waiting = self.requests.to_verify()
+        found: Mapping[str, Judgement] = {}
         if self.audits is not None:
             self.audits.ask(self.requests.served_so_far(), server_round, "final", self.vector)
-            return self.requests.verify(server_round, self.audits.judge(waiting, self.vector, self.start))
-        if self.verification is None:
-            return self.requests.verify(server_round, {})
-        found: Mapping[str, Judgement] = {}
-        with self.recorded(server_round, END, "verification"):
-            found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
+            found = self.audits.judge(waiting, self.vector, self.start)
+        elif self.verification is not None:
+            with self.recorded(server_round, END, "verification"):
+                found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
+        if self.updates is not None and self.name == "unlearn" and method_traits.replays(self.config.unlearning.method):
+            keep_proof(self.run, machine_here(self.config), self.updates.rounds())
+            found = judge_exact(self.run, waiting, found)
         return self.requests.verify(server_round, found)
 
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:

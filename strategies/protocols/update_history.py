@@ -58,6 +58,10 @@ class PastRound:
         SHA-256 of the updates where only models are kept.
     replayed : int
         Where only models are kept the round of the stage `unlearn` in which it was held again last; 0: never.
+    model : str
+        SHA-256 of the model that the clients started from, where only models are kept.
+    entries : mapping of client to str
+        `ClientUpdate.entry` of those that reported one, where only models are kept.
     """
 
     stage: str
@@ -66,6 +70,8 @@ class PastRound:
     stored: bool
     hashes: Mapping[int, str] = field(default_factory=dict)
     replayed: int = 0
+    model: str = ""
+    entries: Mapping[int, str] = field(default_factory=dict)
 
 
 class Rewriting(Protocol):
@@ -199,9 +205,13 @@ def past_round(updates: RoundUpdates, *, stored: bool, models_only: bool, replay
     -------
     PastRound
     """
-    hashes = {update.partition: fingerprint(update.arrays) for update in updates.clients} if models_only else {}
     clients = tuple(update.partition for update in updates.clients)
-    return PastRound(updates.stage, updates.round, clients, stored, hashes, replayed if models_only else 0)
+    if not models_only:
+        return PastRound(updates.stage, updates.round, clients, stored)
+    hashes = {update.partition: fingerprint(update.arrays) for update in updates.clients}
+    entries = {update.partition: update.entry for update in updates.clients if update.entry}
+    model = fingerprint(updates.sent)
+    return PastRound(updates.stage, updates.round, clients, stored, hashes, replayed, model, entries)
 
 
 def starts(rounds: Sequence[PastRound], asking: Collection[int], label: str) -> tuple[dict[int, int], dict[int, str]]:

@@ -10,7 +10,8 @@ from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, NOT_TESTABLE, replay_exchange, requests_served_again
+from oblivionis.audits.exchange_replay import replay_exchange, requests_served_again
+from oblivionis.audits.replay import DIFFERS, EQUAL
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
@@ -18,6 +19,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.erasure.events import reported_numbers
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_key import signers
+from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.measures.audit_numbers import audit_path, read_audit
 from oblivionis.runs.directory import RunDirectory

@@ -5,7 +5,8 @@ import pytest
 from support.nodes import write_lines, write_nodes
 from support.stages import execute, new_run
 
-from oblivionis.audits.exchange_replay import EQUAL, replay_exchange
+from oblivionis.audits.exchange_replay import replay_exchange
+from oblivionis.audits.replay import EQUAL
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.audits.exchange_replay import EQUAL, replay_exchange
+from oblivionis.audits.exchange_replay import replay_exchange
+from oblivionis.audits.replay import EQUAL
 from oblivionis.client.compression_residuals import Residuals
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.errors import RunError, RunInterrupted

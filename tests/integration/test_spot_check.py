@@ -14,7 +14,8 @@ from support.nodes import write_nodes
 from support.stages import Recorded
 
 from oblivionis.audits.audited_model import AuditError
-from oblivionis.audits.exchange_replay import DIFFERS, EQUAL, replay_exchange, replay_training
+from oblivionis.audits.exchange_replay import replay_exchange, replay_training
+from oblivionis.audits.replay import DIFFERS, EQUAL
 from oblivionis.chain import GENESIS, append_all
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration

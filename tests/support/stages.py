@@ -23,6 +23,13 @@ BASE = [
     "evaluation.full.questions_per_set=3",
 ]
 
+EXACT = (
+    *("unlearning=exact", "strategy=fedadam", "evaluation.every=0", "federation.clients=3"),
+    *("federation.rounds.finetune=3", "federation.rounds.retrain=3", "federation.rounds.unlearn=2"),
+    "federation.fraction_train=0.7",
+)
+"""Settings of small runs of exact erasure."""
+
 
 class Recorded(Events):
     """Keeps the events; `stop_in` sets the stop flag when that (stage, round) starts."""

@@ -15,7 +15,8 @@ def handle(message: NodeMessage) -> Message:
     """Exclude the named records, all if the client leaves; nothing is trained here."""
     exchange = Exchange(message)
     record_ids = exchange.exclude()
-    live = len(exchange.worker.holding(exchange.client).select(exchange.withheld()))
-    enter_exchange(exchange, None, requests=message.request_ids())
+    withheld = exchange.withheld()
+    live = len(exchange.worker.holding(exchange.client).select(withheld))
+    enter_exchange(exchange, None, requests=message.request_ids(), trained=exchange.proven_records(withheld))
     metrics = {message_keys.NUM_EXAMPLES: len(record_ids), message_keys.LIVE_RECORDS: live}
     return ModelReply(exchange).message(None, metrics)

@@ -51,7 +51,8 @@ def handle(message: NodeMessage) -> Message:
     if past is not None and not changed:
         exchange.check_as_then(past, vector)
     vector = reply.compressed(vector, excluded)
-    enter_exchange(exchange, vector)
+    trained = exchange.proven_records(excluded)
+    entry = enter_exchange(exchange, vector, trained=trained)
     return reply.message(
         vector,
         {
@@ -61,4 +62,5 @@ def handle(message: NodeMessage) -> Message:
             message_keys.TRAIN_STEPS: report.steps,
             **({} if changed is None else dict(zip(message_keys.REPLAYED, (live, len(changed)), strict=True))),
         },
+        entry=entry if trained else "",
     )

@@ -76,6 +76,19 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
     }
 
 
+def gather_exact(run: RunDirectory, config: Config, request: Request) -> dict[str, Any]:
+    """The same of a request that an exact erasure served: what the ledger says of it, and nothing that was measured."""
+    checked = check_chain(run.ledger_path)
+    return {
+        "source": "nobody, it rests on the rounds that were held again",
+        "signed_by": [],
+        "judgement": {"outcome": request.outcome, "why": request.why},
+        "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
+        "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
+        "models": _models(run, config, checked.entries, request, None),
+    }
+
+
 def _failed(run: RunDirectory, audit: Mapping[str, Any] | None) -> dict[str, list[str]]:
     """What was to be measured of the final model and failed: nothing follows from its absence."""
     if audit:

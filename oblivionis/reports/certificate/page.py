@@ -8,6 +8,7 @@ from typing import Any
 
 import htpy as h
 
+from oblivionis.reports.certificate.exact import EXACT, proof_section
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import facts_list, html_page, html_table
 from oblivionis.reports.privacy import certified
@@ -27,7 +28,10 @@ EVENTS = {
     "verification_failed": "verification failed",
     "rolled_back": "served anew: the run resumed from an earlier checkpoint",
 }
+EXACT_EVENTS = {"served": "served: rounds were held again without its records", "verified": "erased exactly"}
 SCOPES = {"client": "everything that the client holds: it leaves", "subject": "all records about one person"}
+HELD_AGAIN = "Every round that the records had gone into was held again without them."
+"""What PASS means of an exact erasure."""
 MEANING = {
     "PASS": "Every required check holds.",
     "FAIL": "At least one check says that the records are not forgotten.",
@@ -38,20 +42,23 @@ MEANING = {
 def certificate_page(certificate: Mapping[str, Any]) -> str:
     """A page that needs no other file. Every text is escaped."""
     demand, run, parts = (certificate[name] for name in ("demand", "run", "requests"))
-    result = certificate["result"]
+    result, exact = certificate["result"], certificate.get("class") == EXACT
     clients = ", ".join(map(str, demand["clients"]))
     about = h.p[
-        f"{MEANING[result]} Demand ",
+        f"{HELD_AGAIN if exact and result == 'PASS' else MEANING[result]} Demand ",
         h.b[demand["id"]],
         f" for {counted(demand['records'], 'record')} of client{'s' * (len(demand['clients']) > 1)} {clients}, run ",
         h.b[run["name"]],
-        f", issued {certificate['issued']}. Measured by {'; '.join(sorted({_who(part) for part in parts}))}.",
+        f", issued {certificate['issued']}."
+        + ("" if exact else f" Measured by {'; '.join(sorted({_who(part) for part in parts}))}."),
     ]
-    body = [h.h1["Erasure certificate: ", h.span(class_={"bad": result == "FAIL"})[result]], about]
+    title = "Exact erasure certificate: " if exact else "Erasure certificate: "
+    body = [h.h1[title, h.span(class_={"bad": result == "FAIL"})[result]], about]
     if "records" in certificate:
         body += _scope(certificate["records"])
     for part in parts:
-        body += _part(part, alone=len(parts) == 1)
+        body += _part(part, alone=len(parts) == 1, measured=not exact)
+    body += proof_section(certificate) if exact else []
     body += [h.h2["Replay"], _replay(certificate), h.h2["Signature"], _signature(certificate)]
     return html_page(f"Erasure certificate {demand['id']}", body)
 
@@ -72,7 +79,7 @@ def _who(part: Mapping[str, Any]) -> str:
     return f"client {part['request']['client']} itself, on its own records{signed}" if own else evidence["source"]
 
 
-def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
+def _part(part: Mapping[str, Any], *, alone: bool, measured: bool) -> list[h.Node]:
     """What was found of one request; with a heading of its own where there are several."""
     request, evidence = part["request"], part["evidence"]
     title = f"Request {request['id']} of client {request['client']}: {part['result']}"
@@ -83,11 +90,18 @@ def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
         h.h3["What was asked"],
         _asked(request),
         h.h3["What was done"],
-        _events(evidence["events"]),
-        _rounds(evidence["rounds"], request["served_round"]),
+        _events(evidence["events"], EVENTS if measured else EVENTS | EXACT_EVENTS),
+        _rounds(evidence.get("rounds", ()), request["served_round"]),
         h.h3["Models"],
         _models(evidence["models"]),
         *_sealed(evidence.get("sealed")),
+        *(_measurements(part) if measured else ()),
+    ]
+
+
+def _measurements(part: Mapping[str, Any]) -> list[h.Node]:
+    evidence = part["evidence"]
+    return [
         h.h3["What was measured"],
         h.p[f"By {_who(part)}."],
         _measured(evidence),
@@ -173,11 +187,11 @@ def _asked(request: Mapping[str, Any]) -> h.Element:
     )
 
 
-def _events(events: Sequence[Mapping[str, Any]]) -> h.Element:
+def _events(events: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> h.Element:
     rows = []
     for event in events:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"])) if "time" in event else "–"
-        what = EVENTS.get(event["event"], str(event["event"]))
+        what = words.get(event["event"], str(event["event"]))
         rows.append([when, str(event.get("round", "–")), what, h.code[str(event.get("hash", "–"))]])
     heads = ["when (UTC)", "round", "what", "line of the ledger"]
     return html_table(heads, ["who", "n", "", ""], rows, "Lines of the ledger about the request")

@@ -26,6 +26,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
+from oblivionis.erasure.exact_proof import Proof, read_proof
 from oblivionis.erasure.hidden_requests import Opened
 from oblivionis.erasure.ledger_check import Certified
 from oblivionis.erasure.request import SERVED, Request
@@ -33,7 +34,17 @@ from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
-from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened, program_of, run_name
+from oblivionis.reports.certificate.evidence import STAGE, gather, gather_exact, gather_opened, program_of, run_name
+from oblivionis.reports.certificate.exact import (
+    EXACT,
+    ROUNDS_FILE,
+    exact_checks,
+    facts_of,
+    how_to_replay,
+    proof_of,
+    read_rounds,
+    rounds_text,
+)
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
 from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
 from oblivionis.runs import artifact_binding
@@ -69,6 +80,8 @@ def create(
         certificate[PUBLIC_KEY] = private.public_key().public_bytes_raw().hex()
         certificate[SIGNATURE] = private.sign(signed_bytes(certificate)).hex()
     folder = out or run.path / FOLDER / person_slug(certificate["demand"]["id"])
+    if certificate.get("class") == EXACT and (proof := read_proof(run)) is not None:
+        write_atomic(folder / ROUNDS_FILE, rounds_text(proof))
     write_json(folder / JSON_FILE, certificate)
     write_atomic(folder / PAGE_FILE, certificate_page(certificate))
     (folder / SUPERSEDED_FILE).unlink(missing_ok=True)
@@ -87,17 +100,21 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
     text = run.read_config()
     config = configuration.from_yaml(text, run.config_place)
     name, files = run_name(run), bound.files or {}
-    parts = [_part(run, config, request, bound.missing, scope, opened.get(request.id)) for request in scope.requests]
+    proof = None if opened else proof_of(run, config)
+    parts = [
+        _part(run, config, request, bound.missing, scope, opened.get(request.id), proof) for request in scope.requests
+    ]
     return {
         "format": FORMAT,
         "version": VERSION,
+        **({} if proof is None else {"class": EXACT}),
         "result": of_all([part["result"] for part in parts]),
         "demand": {
             "id": demand if isinstance(demand, str) else ", ".join(opened),
             "clients": sorted({named.client for named in scope.records}),
             "records": len(scope.records),
         },
-        "thresholds": asdict(config.certificate),
+        **({"thresholds": asdict(config.certificate)} if proof is None else {"exact": facts_of(run, config, proof)}),
         "records": [_record(named, parts) for named in scope.records],
         "requests": parts,
         "run": {
@@ -111,7 +128,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
             "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
         },
         "files": dict(files),
-        "replay": _replay(name, config),
+        "replay": _replay(name, config) if proof is None else how_to_replay(),
         "issued": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "issued_by": f"oblivionis {__version__}",
         PUBLIC_KEY: None,
@@ -146,13 +163,24 @@ def _record(named: Named, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _part(
-    run: RunDirectory, config: Config, request: Request, missing: str, scope: Scope, opened: Opened | None = None
+    run: RunDirectory,
+    config: Config,
+    request: Request,
+    missing: str,
+    scope: Scope,
+    opened: Opened | None,
+    proof: Proof | None,
 ) -> dict[str, Any]:
-    """What the certificate says of one request of the demand."""
-    gathered = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
-    evidence = gathered | {"binding": missing, "unnamed": scope.unnamed.get(request.id, 0)}
-    thresholds = Thresholds.of(config.unlearning.requests, config.certificate)
-    checks = run_checks(evidence, config.certificate, thresholds)
+    """What the certificate says of one request of the demand; `proof`: that of an exact erasure."""
+    bound = {"binding": missing, "unnamed": scope.unnamed.get(request.id, 0)}
+    if proof is not None:
+        evidence = gather_exact(run, config, request) | bound
+        checks = exact_checks(run, request, evidence, proof)
+    else:
+        evidence = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
+        evidence |= bound
+        thresholds = Thresholds.of(config.unlearning.requests, config.certificate)
+        checks = run_checks(evidence, config.certificate, thresholds)
     return {
         "result": overall(checks),
         "checks": [asdict(check) for check in checks],
@@ -164,7 +192,7 @@ def _part(
             "record_ids": list(request.record_ids),
             "round": request.round,
             "served_round": request.served_round,
-            "state": request.outcome if opened is None else gathered["judgement"]["outcome"],
+            "state": request.outcome if opened is None else evidence["judgement"]["outcome"],
         },
         "evidence": evidence,
     }
@@ -274,6 +302,8 @@ def _signer(path: Path, certificate: Certificate, public_key: Path | None) -> by
 def _check_neighbours(folder: Path, certificate: Certificate) -> None:
     """The files that lie beside a certificate must not contradict it. Raises CertificateError."""
     page, superseded = folder / PAGE_FILE, folder / SUPERSEDED_FILE
+    if certificate.get("class") == EXACT:
+        read_rounds(folder, certificate)
     if page.exists() and certificate.get("issued_by") == f"oblivionis {__version__}":
         try:
             same = read_bytes(page).decode() == certificate_page(certificate)

@@ -21,7 +21,7 @@ from oblivionis.erasure.events import reported_numbers
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import PENDING, REJECTED, SERVED, Request
 from oblivionis.erasure.verification_records import seen_by_oracle
-from oblivionis.erasure.verification_rules import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
+from oblivionis.erasure.verification_rules import DONE, ERASED, MEANING, NOT_VERIFIED, OVER_UNLEARNED
 from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines, write_atomic
 from oblivionis.measures.audit_numbers import read_audit
@@ -173,7 +173,7 @@ def life(request: Request, known: Known, certificate: Certificate | None) -> h.E
     else:
         steps.append(("bad" if request.state == REJECTED else "open", "Served", request.state))
     if judged:
-        kind = "bad" if request.outcome in bad else "done" if request.outcome == VERIFIED else "open"
+        kind = "bad" if request.outcome in bad else "done" if request.outcome in DONE else "open"
         steps.append((kind, "Checked", f"{when(checked)}: {request.outcome}"))
     elif waits:
         steps.append(("open", "Checked", "at the end of the stage" if gone else "once it is served"))
@@ -224,6 +224,11 @@ def asked_for(request: Request, known: Known) -> h.Element:
 
 
 def _verification(request: Request, limit: float) -> str:
+    if request.outcome == ERASED:
+        recall = (
+            "" if request.rouge is None else f"; mean ROUGE-L recall {number(request.rouge)}, which decides nothing"
+        )
+        return f"{request.outcome}, {request.why}{recall}"
     if request.rouge is None:
         return "not done"
     return f"{request.outcome}: mean ROUGE-L recall {number(request.rouge)}; a record above {limit:g} is recited"

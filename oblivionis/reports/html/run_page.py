@@ -159,7 +159,7 @@ def _requests(run: RunDirectory, config: Config) -> h.Node:
     classes = ["who", "n", "", *["n"] * 4, "who", "text"]
     return [
         h.p[line, "."],
-        *(h.p[found, "."] for found in report.unverified_lines(run)),
+        *(h.p[found, "."] for found in (*report.erased_lines(run), *report.unverified_lines(run))),
         html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows, "Deletion requests"),
     ]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from strategies import message_keys
 from strategies.client_update import ClientUpdate, shares
 
 
@@ -18,3 +19,13 @@ def test_shares_are_those_of_the_weights_also_where_their_sum_is_more_than_a_flo
     total = sum(map(Fraction, weights))
     assert found == [pytest.approx(float(Fraction(weight) / total), rel=1e-12) for weight in weights]
     assert sum(found) == pytest.approx(1, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("said", "entry"), [("a" * 64, "a" * 64), ("A" * 64, ""), ("a" * 65, ""), (b"a" * 64, ""), (7, "")]
+)
+def test_a_reply_names_a_line_of_its_clients_ledger_by_a_hash_or_none(said, entry):
+    content = RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord({"n": 1})})
+    assert ClientUpdate.of(content, "n", 0).entry == ""
+    content[message_keys.PROOF] = ConfigRecord({message_keys.ENTRY: said})
+    assert ClientUpdate.of(content, "n", 0).entry == entry

@@ -1,5 +1,6 @@
 """The ledger in a node's folder, and the commands `request submit`, `list` and `verify`."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -444,3 +445,52 @@ def test_two_processes_may_write_at_once(node):
     assert checked.faults == () and checked.remarks == () and len(checked.entries) == 45
     for name in "abc":
         assert [e["n"] for e in checked.entries if e["writer"] == name] == list(range(15))
+
+
+# -- erased exactly ---------------------------------------------------------------------------------------------------
+
+LEFT, NOTHING = "1" * 64, hashlib.sha256().hexdigest()
+
+
+def trained(ledger, round, stage="train", replay=0):
+    did(ledger, "-", round, kind="train", stage=stage, trained=LEFT, **({"replay": replay} if replay else {}))
+
+
+def erased(line="b"):
+    return outcome("verified", line, outcome="erased exactly")
+
+
+def test_a_node_believes_an_exact_erasure_once_it_held_all_its_earlier_rounds_again(asked):
+    for round in (1, 2):
+        trained(asked, round)
+    did(asked, "x", kind="query.bury", trained=LEFT)
+    trained(asked, 1, replay=1)
+    state = told(asked, outcome("served", "a"), erased())
+    said = "run run says that it is erased exactly; this node did not hold round 2 of train again"
+    assert state == ("served", 1, said)
+    assert [r.id for r in asked.unsettled()] == ["x"]
+    trained(asked, 2, replay=1)
+    trained(asked, 1, stage="unlearn")
+    state = told(asked, erased("c"))
+    assert (state[0], state[2]) == ("erased exactly", "this node held its rounds again")
+    assert asked.unsettled() == []
+
+
+def test_a_node_without_a_record_left_has_no_round_to_hold_again(asked):
+    trained(asked, 1)
+    did(asked, "x", kind="query.bury", trained=NOTHING)
+    assert told(asked, outcome("served", "a"), erased())[0] == "erased exactly"
+
+
+def test_a_run_whose_rounds_cannot_be_held_again_erases_nothing_exactly(asked):
+    did(asked, "x")
+    state = told(asked, outcome("served", "a"), erased())
+    assert state == ("served", 1, "run run says that it is erased exactly; this node excluded nothing in that run")
+
+
+def test_a_failed_verification_that_says_erased_exactly_is_none(asked):
+    did(asked, "x")
+    told(asked, outcome("served", "a"))
+    trained(asked, 1)
+    state = told(asked, outcome("verification_failed", "b", outcome="erased exactly"))
+    assert state[0] != "erased exactly"

@@ -14,11 +14,11 @@ from support.fedtu_clients import adapter, flat, request
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunError
 from oblivionis.runs import updates as module
-from oblivionis.runs.updates import UpdateStore, open_updates, stored_rounds
+from oblivionis.runs.updates import UpdateStore, kept_on_disk, open_updates, past_of, row_of, stored_rounds
 from strategies.client_update import ClientUpdate
 from strategies.protocols.base import ByUnlearning
 from strategies.protocols.federaser import FedEraser, FedEraserProtocol
-from strategies.protocols.update_history import MemoryHistory, RoundUpdates
+from strategies.protocols.update_history import MemoryHistory, PastRound, RoundUpdates
 from strategies.rounds.fedtu import FedTU, Listener, Options, RequestList
 from strategies.rules.factory import build
 
@@ -307,3 +307,23 @@ def test_a_kill_at_any_moment_changes_nothing_in_the_end(tmp_path, monkeypatch):
         assert listener.saved[3][0].tobytes() == final
         assert content(copy) == expected
         assert [p.name for p in (copy / "updates").iterdir()] == [p.name for p in (whole / "updates").iterdir()]
+
+
+def test_what_two_generations_share_counts_once(tmp_path):
+    history = store(tmp_path)
+    for number in (1, 2):
+        history.record(updates(number))
+    sizes = [file.stat().st_size for file in sorted((tmp_path / "updates").rglob("*.safetensors"))]
+    assert kept_on_disk(tmp_path) == (2, sum(sizes))
+    with store(tmp_path, "unlearn").rewriting(1) as new:
+        first, second = history.rounds()
+        new.keep(first)
+        new.write(updates(2))
+    assert second.stored
+    assert kept_on_disk(tmp_path) == (3, sum(sizes) + sizes[1])
+
+
+def test_a_line_of_the_lineage_keeps_all_that_a_round_says():
+    past = PastRound("finetune", 2, (0, 3), True, {0: "a", 3: "b"}, 4, "c", {0: "d"})
+    assert past_of(row_of(past), stored=True) == past
+    assert row_of(PastRound("finetune", 2, (), False)) == {"stage": "finetune", "round": 2, "clients": []}

@@ -1,0 +1,328 @@
+"""The replay of an exact erasure: the rounds that led to the present model are held again, and hashes compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from clients.training import TrainReport
+from oblivionis import seeds
+from oblivionis.audits.audited_model import AuditError
+from oblivionis.audits.replay import (
+    DIFFERS,
+    EQUAL,
+    STAGE,
+    Finding,
+    NotTestable,
+    WorkState,
+    as_record,
+    as_vector,
+    check_held,
+    check_own,
+    client_folders,
+    compared,
+    exchange_lines,
+    final_model,
+    hold_records,
+    newest_line,
+    of_run,
+    other_records,
+)
+from oblivionis.client.worker import Worker
+from oblivionis.config.schema import Config
+from oblivionis.erasure.exact_machine import machine_here
+from oblivionis.erasure.exact_proof import Machine, newest_exchange
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.node_record_files import records_hash
+from oblivionis.erasure.verification_rules import NOT_TESTABLE
+from oblivionis.errors import RunError
+from oblivionis.models.aggregator import aggregator
+from oblivionis.models.assembly import assemble, averaging
+from oblivionis.models.update_bounds_settings import bounds_of
+from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
+from oblivionis.runs.known_nodes import KnownNodes
+from oblivionis.runs.updates import LABELS, UpdateStore, open_updates
+from strategies import message_keys
+from strategies.client_update import ClientUpdate
+from strategies.flower_internals import AggregationError
+from strategies.protocols.update_history import PastRound
+from strategies.rounds.update_bounds import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a replay is compared with: by a run's own files, or by a certificate of it.
+
+    Attributes
+    ----------
+    rounds : sequence of PastRound
+        The rounds that the final model depends on.
+    exchange : tuple of int and str
+        The newest round of unlearn that served a request, and the hash of the model after its exchange.
+    final : str
+        The hash of the final model.
+    withheld : mapping of int to set of str
+        By client ids of records that must not be in it, besides those that the run's ledger names.
+    """
+
+    rounds: Sequence[PastRound]
+    exchange: tuple[int, str]
+    final: str
+    withheld: Mapping[int, Set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, run: RunDirectory, config: Config) -> Claim:
+        """As the run's folder and ledger say. NotTestable where it served no request."""
+        store, final, exchange = open_updates(config, run.path, STAGE), final_model(run), newest_exchange(run)
+        if exchange is None:
+            raise NotTestable(f"{run.path} served no request")
+        rounds = store.rounds() if store is not None else []
+        return cls(rounds, exchange, "" if final is None else vector_hash(final))
+
+
+def rounds_again(
+    run: RunDirectory, config: Config, node_dirs: Sequence[Path], pieces: int | None, claim: Claim
+) -> Iterator[Finding]:
+    """Hold the rounds again that led to the present model of an exact erasure, without the records of all requests.
+
+    Parameters
+    ----------
+    run : RunDirectory
+        With the stored models.
+    config : Config
+        Its configuration, with the places of this machine.
+    node_dirs : sequence of Path
+        Folders of clients.
+    pieces : int, optional
+        How many randomly drawn pieces, each from one stored round to the next; None: all.
+    claim : Claim
+        What is compared.
+
+    Yields
+    ------
+    Finding
+
+    Raises
+    ------
+    AuditError
+        For rounds that cannot be of this run, and for missing folders; NotTestable where no model is stored.
+    """
+    for stage in LABELS:
+        check_own(run, stage, "exchange")
+    store, rounds = open_updates(config, run.path, STAGE), claim.rounds
+    if unknown := {past.stage for past in rounds} - LABELS.keys():
+        raise AuditError(f"{run.path}: its stored rounds name the stage {min(unknown)!r}, which trains nobody")
+    took_part = {client for past in rounds for client in past.clients}
+    if strangers := took_part - set(range(config.federation.clients)):
+        raise AuditError(
+            f"{run.path}: its stored rounds name client {min(strangers)}, and the run has the clients 0 to "
+            f"{config.federation.clients - 1}"
+        )
+    kept = set() if store is None else {(past.stage, past.round) for past in store.rounds() if past.stored}
+    places = [place for place, past in enumerate(rounds) if (past.stage, past.round) in kept]
+    if store is None or not places or places[0] > 0:
+        raise NotTestable(
+            f"{run.path} holds no model from before the first round: unlearning.updates.keep=null keeps it"
+        )
+    folders = client_folders(run, config, node_dirs, took_part)
+    yield from _Replay(run, config, folders, store, claim).findings(places, pieces)
+
+
+class _Replay:
+    """The rounds of a claim, held again in the folders of their clients."""
+
+    def __init__(
+        self, run: RunDirectory, config: Config, folders: Mapping[int, Path], store: UpdateStore, claim: Claim
+    ) -> None:
+        self._run, self._config, self._folders, self._store, self._claim = run, config, folders, store, claim
+        self._worker = Worker(config)
+        self._carries_on = config.strategy.server_state_from_finetune == "keep"
+        self._exchange_compared = False
+
+    def findings(self, places: Sequence[int], pieces: int | None) -> Iterator[Finding]:
+        """Compare `pieces` of those that begin at `places` with what is claimed, or all."""
+        rounds = self._claim.rounds
+        untrained = assemble(self._config.model, seeds.derive(self._config.seed, "adapter")).flat.numpy()
+        first = rounds[0].model or vector_hash(as_vector(self._store.read(rounds[0]).sent))
+        yield compared("model before any training", vector_hash(untrained), first)
+        for client, folder in sorted(self._folders.items()):
+            yield from self._of_client(client, folder)
+        ends = list(zip(places, [*places[1:], len(rounds)], strict=True))
+        for start, end in ends if pieces is None else sorted(random.sample(ends, min(pieces, len(ends)))):
+            yield from self._piece(rounds[start : end + 1], end < len(rounds))
+        if not self._exchange_compared:
+            yield self._stored_exchange()
+
+    def _of_client(self, client: int, folder: Path) -> Iterator[Finding]:
+        """Whether a client's ledger is whole, its records those that it trained on last, and this machine like its own.
+        NotTestable for other records."""
+        hold_records(self._worker, client, folder)
+        lines = [e for e in of_run(self._run, NodeLedger(folder).exchanges()) if e.get("kind") == message_keys.TRAIN]
+        state = WorkState.at(folder, newest_line(lines, client, "a training of this run"))
+        yield from check_held(self._run, self._worker, client, folder, state)
+        if isinstance(machine := state.line.get("machine"), Mapping):
+            differing = compared_machines(machine, machine_here(self._config), f" of client {client}")
+            yield from (finding for finding in differing if finding.outcome != EQUAL)
+
+    def _piece(self, rounds: Sequence[PastRound], goes_on: bool) -> Iterator[Finding]:
+        """Hold `rounds` again from the first, which is stored, to the last, which is stored, too, or (unless they go on
+        there) to the run's end."""
+        first, last = rounds[0], rounds[-1]
+        what = f"from round {first.round} of {first.stage} on"
+        if len(rounds) == 1 + goes_on:
+            what = f"round {first.round} of {first.stage}"
+        try:
+            yield from self._compared_piece(what, rounds, last if goes_on else None)
+        except NotTestable as error:
+            yield Finding(what, NOT_TESTABLE, str(error))
+        except _Differs as error:
+            yield Finding(what, DIFFERS, str(error))
+        except (ValueError, KeyError, RunError, AggregationError) as error:
+            yield Finding(what, DIFFERS, f"what is stored is not what such a run stores: {error}")
+
+    def _compared_piece(self, what: str, rounds: Sequence[PastRound], following: PastRound | None) -> Iterator[Finding]:
+        """The finding of a piece, and of the model after the newest exchange where it is on the way."""
+        first, worker = rounds[0], self._worker
+        stored, inner = (
+            self._store.read(first),
+            aggregator(self._config, averaging(self._config.model, worker.flat.manifest)),
+        )
+        inner.load_state_dict(stored.state)
+        model, stage, bounds = stored.sent, first.stage, self._bounds()
+        for past in rounds if following is None else rounds[:-1]:
+            if past.stage != stage and not self._carries_on:
+                inner.reset_state()
+            stage, here = past.stage, vector_hash(as_vector(model))
+            if past.model and here != past.model:
+                whose = "the stored model" if past is first else "the model"
+                raise _Differs(f"{whose} at the beginning of round {past.round} of {stage} is another one")
+            if (stage, past.round) == (STAGE, self._claim.exchange[0]) and past is not first:
+                yield self._compared_exchange(here)
+            updates = self._round(past, model, bounds)
+            if updates:
+                inner.starts_from(model)
+                model = inner.aggregate(model, updates)
+        here = vector_hash(as_vector(model))
+        if following is None:
+            yield compared(what, here, self._claim.final)
+            return
+        if following.stage != stage and not self._carries_on:
+            inner.reset_state()
+        kept = self._store.read(following)
+        if not _same_state(inner.state_dict(), kept.state):
+            raise _Differs("the aggregator's state comes out otherwise")
+        yield compared(what, here, following.model or vector_hash(as_vector(kept.sent)))
+        if (following.stage, following.round) == (STAGE, self._claim.exchange[0]):
+            yield self._compared_exchange(here)
+
+    def _compared_exchange(self, here: str) -> Finding:
+        self._exchange_compared = True
+        return compared(f"model after the exchange of round {self._claim.exchange[0]}", here, self._claim.exchange[1])
+
+    def _stored_exchange(self) -> Finding:
+        """Whether the newest exchange left the model with which its round begins, where no piece came by it."""
+        number = self._claim.exchange[0]
+        what = f"model after the exchange of round {number}"
+        place = next((past for past in self._claim.rounds if (past.stage, past.round) == (STAGE, number)), None)
+        if place is None:
+            return Finding(what, NOT_TESTABLE, "no round follows it")
+        if place.model:
+            return compared(what, place.model, self._claim.exchange[1])
+        return Finding(what, NOT_TESTABLE, "its round is not stored; without --pieces it is compared")
+
+    def _bounds(self) -> Bounds:
+        """What one client may count, as in the run itself."""
+        worker, remote = self._worker, self._config.data.on_clients
+        known = KnownNodes(self._run.path / KNOWN_NODES)
+        count = known.records if remote else lambda client: len(worker.holding(client).records)
+        return bounds_of(self._config, count, worker.flat.size, reported=remote)
+
+    def _round(self, past: PastRound, model: ArrayRecord, bounds: Bounds) -> list[ClientUpdate]:
+        """The updates of a round, as they count. NotTestable where a client's cannot be computed here, _Differs where
+        one comes out otherwise."""
+        updates = []
+        for client in past.clients:
+            vector, report = self._trained(client, past, as_vector(model))
+            updates.append(ClientUpdate(client, report.num_examples, as_record(vector), report.steps))
+        updates = bounds.of_training(updates, model)
+        for update in updates:
+            if vector_hash(as_vector(update.arrays)) != past.hashes.get(update.partition):
+                raise _Differs(f"client {update.partition} gives another update in round {past.round} of {past.stage}")
+        return updates
+
+    def _trained(self, client: int, past: PastRound, received: np.ndarray) -> tuple[np.ndarray, TrainReport]:
+        """What a client's training gives on what was left of its records then. NotTestable without a line of its
+        ledger, or where it was done with other records; _Differs where it withheld others than it had to."""
+        worker, folder, where = self._worker, self._folders[client], f"round {past.round} of {past.stage}"
+        lines = exchange_lines(self._run, folder, message_keys.TRAIN, past.round, vector_hash(received))
+        wanted = (LABELS[past.stage], past.replayed, "")
+        lines = [e for e in lines if (e.get("stage"), e.get("replay", 0), e.get("exclude", "")) == wanted]
+        if (entry := past.entries.get(client)) is not None:
+            lines = [e for e in lines if e.get("hash") == entry]
+            if not lines:
+                raise _Differs(f"the ledger of client {client} has no line {entry[:12]}… about {where}")
+        requests = Ledger(self._run.ledger_path).of_client(client)
+        served = {i for r in requests if r.served_round for i in r.record_ids} | self._claim.withheld.get(client, set())
+        state = WorkState.at(folder, newest_line(lines, client, f"the training of round {past.round}"), served)
+        if other := other_records(worker, client, folder, state.line):
+            raise NotTestable(f"client {client}, {where}: {other}")
+        left = records_hash([r for r in worker.holding(client).identified() if r[0] not in state.withheld])
+        if state.line.get("trained", left) != left:
+            raise _Differs(
+                f"client {client} trained on other records in {where} than the requests leave it, by its own ledger"
+            )
+        return worker.finetune(
+            client,
+            received,
+            excluded=state.withheld,
+            epochs=worker.config.federation.local_epochs,
+            proximal_mu=float(worker.config.strategy.params.get(message_keys.PROXIMAL_MU.replace("-", "_"), 0.0)),
+            seed=seeds.derive(worker.config.seed, LABELS[past.stage], client, past.round),
+        )
+
+
+class _Differs(Exception):
+    """Something comes out otherwise than it is claimed."""
+
+
+def _same_state(here: Mapping[str, np.ndarray], stored: Mapping[str, np.ndarray]) -> bool:
+    return here.keys() == stored.keys() and all(np.array_equal(values, stored[name]) for name, values in here.items())
+
+
+def compared_machines(there: Mapping[str, Any], here: Machine, whose: str = "") -> list[Finding]:
+    """Whether software and processor are those of a machine that computed before.
+
+    Parameters
+    ----------
+    there : mapping
+        A `Machine`, as a file has it.
+    here : Machine
+    whose : str
+        Whose machine that was, for the name of the finding.
+
+    Returns
+    -------
+    list of Finding
+        One on the software, one on the processor.
+    """
+    software = there.get("software")
+    versions = software if isinstance(software, Mapping) else {}
+    other = [
+        f"{name} {versions.get(name)} there, {here['software'].get(name)} here"
+        for name in sorted({*versions, *here["software"]})
+        if versions.get(name) != here["software"].get(name)
+    ]
+    processors = f"{there.get('processor')} there, {here['processor']} here"
+    same = there.get("processor") == here["processor"]
+    return [
+        Finding(f"software{whose}", DIFFERS if other else EQUAL, "; ".join(other)),
+        Finding(f"processor{whose}", EQUAL if same else DIFFERS, here["processor"] if same else processors),
+    ]

@@ -1,0 +1,185 @@
+"""Certificates of the class *exact*: they rest on rounds that were held again, on no threshold and no measurement.
+
+`rounds.jsonl` beside such a certificate has a line for each round that the model depends on; the certificate names the
+hash of the file, and of each line. With the clients' folders anybody can hold the rounds again
+(`oblivionis.reports.certificate.exact_replay`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import htpy as h
+
+from oblivionis.config import method_traits
+from oblivionis.config.schema import Config
+from oblivionis.erasure.exact_proof import Proof, newest_exchange, read_proof
+from oblivionis.erasure.request import Request
+from oblivionis.errors import FileError
+from oblivionis.files import checked, parse_lines, read_bytes
+from oblivionis.reports.certificate.checks import INCONCLUSIVE, PASS, Check, check_binding, check_ledger, check_scope
+from oblivionis.reports.certificate.scope import CertificateError
+from oblivionis.reports.markup import facts_list, html_table
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.updates import LABELS, Row, past_of, row_of
+from strategies.protocols.update_history import PastRound
+
+EXACT = "exact"
+"""The value of `class` in such a certificate; others have none."""
+ROUNDS_FILE = "rounds.jsonl"
+NOT_SAID = (
+    "It says nothing of what the base model learned before this run.",
+    "It says nothing of copies of the records, or of earlier models, elsewhere.",
+    "The same bits come out on the processor and with the versions named here; elsewhere the last bits may differ.",
+    "The server saw what clients sent in a round with the records and without them.",
+    "Who took part in which round stayed as it was.",
+)
+"""What such a certificate does not say."""
+
+
+class _Exchange(TypedDict):
+    round: int
+    after: str
+
+
+class _Exact(TypedDict):
+    rounds: list[tuple[str, int, str]]
+    rounds_sha256: str
+    exchange: _Exchange
+    software: dict[str, str | None]
+    processor: str
+
+
+class _Run(TypedDict):
+    config_sha256: str
+
+
+class _Certificate(TypedDict):
+    exact: _Exact
+    run: _Run
+
+
+def proof_of(run: RunDirectory, config: Config) -> Proof | None:
+    """The proof that certificates of a run rest on; None where they rest on measurements."""
+    return read_proof(run) if method_traits.replays(config.unlearning.method) else None
+
+
+def rounds_text(proof: Proof) -> str:
+    """What `rounds.jsonl` of a certificate says."""
+    return "".join(_line(past) + "\n" for past in proof.rounds)
+
+
+def _line(past: PastRound) -> str:
+    return json.dumps(row_of(past), sort_keys=True, separators=(",", ":"))
+
+
+def facts_of(run: RunDirectory, config: Config, proof: Proof) -> dict[str, Any]:
+    """What a certificate says of the rounds, as JSON values."""
+    number, after = newest_exchange(run) or (0, "")
+    text = rounds_text(proof)
+    return {
+        "shown": "recorded in the ledgers",
+        "rounds": [[past.stage, past.round, _hash(_line(past))] for past in proof.rounds],
+        "held_again": sum(past.replayed > 0 for past in proof.rounds),
+        "rounds_sha256": _hash(text),
+        "exchange": {"round": number, "after": after},
+        "seeds": {"run": config.seed, "labels": dict(LABELS)},
+        **proof.machine,
+        "not_said": list(NOT_SAID),
+    }
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def how_to_replay() -> dict[str, str]:
+    """The command that holds the rounds of a certificate again, and what it needs."""
+    command = "oblivionis certificate verify certificate.json --public-key FILE --replay"
+    needs = "the run with its stored models (--run), and the folder of each client (--node-dir)"
+    return {"command": command, "where": f"beside {ROUNDS_FILE}", "needs": needs}
+
+
+def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any], proof: Proof) -> list[Check]:
+    """The checks of a request: the run's ledger, what it binds, which records it names, and the rounds."""
+    why = proof.missing_for(request, run.lines("applied"))
+    again = sum(past.replayed >= (request.served_round or 0) for past in proof.rounds)
+    figure = {"rounds": len(proof.rounds), "held again since": again}
+    shown = f"every round that its records had gone into was held again without them ({again} of {len(proof.rounds)})"
+    rounds = Check("rounds", INCONCLUSIVE if why else PASS, figure, why or shown)
+    return [
+        check_ledger(evidence["ledger"]),
+        check_binding(evidence["binding"]),
+        check_scope(evidence["unnamed"]),
+        rounds,
+    ]
+
+
+def read_rounds(folder: Path, certificate: Mapping[str, Any]) -> tuple[PastRound, ...] | None:
+    """The rounds in the file beside a certificate; None where there is no such file.
+
+    Raises
+    ------
+    CertificateError
+        For another file than the certificate names.
+    """
+    path = folder / ROUNDS_FILE
+    try:
+        data = read_bytes(path)
+        rows = [checked(row, Row) for row in parse_lines(path, data)]
+        rounds = tuple(past_of(row, stored=False) for row in rows)
+    except FileNotFoundError:
+        return None
+    except (FileError, ValueError, KeyError) as error:
+        raise CertificateError(f"{path}: it cannot be read: {error}") from None
+    claimed = _claimed(path, certificate)
+    found = [[past.stage, past.round, _hash(_line(past))] for past in rounds]
+    if found != claimed["rounds"] or hashlib.sha256(data).hexdigest() != claimed["rounds_sha256"]:
+        named = claimed["rounds"]
+        first = next((f for f, c in zip(found, named, strict=False) if f != c), None)
+        which = f"round {first[1]} of {first[0]}" if first else f"{len(found)} rounds, not {len(named)}"
+        raise CertificateError(f"{path} is not the one that the certificate names: it has another line about {which}")
+    return rounds
+
+
+def _claimed(path: Path, certificate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a certificate says of its rounds. CertificateError where it does not."""
+    try:
+        checked(certificate, _Certificate)
+    except ValueError as error:
+        raise CertificateError(f"{path.parent / 'certificate.json'}: {error}") from None
+    return certificate["exact"]
+
+
+def proof_section(certificate: Mapping[str, Any]) -> list[h.Node]:
+    """The part of a certificate's page about the rounds, and about what it does not say."""
+    said = certificate["exact"]
+    software = ", ".join(f"{name} {version}" for name, version in said["software"].items())
+    labels = ", ".join(f"{stage}: {label}" for stage, label in said["seeds"]["labels"].items())
+    facts: list[tuple[h.Node, h.Node]] = [
+        ("Shown", f"{said['shown']}; computed again with --replay"),
+        ("Rounds", f"{len(said['rounds'])}, of which {said['held_again']} were held again"),
+        (f"SHA-256 of {ROUNDS_FILE}", h.code[said["rounds_sha256"]]),
+        (f"Model after the exchange of round {said['exchange']['round']}", h.code[said["exchange"]["after"]]),
+        ("Seeds", f"of the run {said['seeds']['run']}, with labels of stage, client and round ({labels})"),
+        ("Software", software),
+        ("Processor", said["processor"]),
+    ]
+    rows = [[stage, str(number), h.code[digest]] for stage, number, digest in said["rounds"]]
+    table = html_table(["stage", "round", f"its line in {ROUNDS_FILE}"], ["", "n", ""], rows, "Rounds of the model")
+    about = h.p[
+        "Each line names who took part, the model that the clients got, the hash of each update, and of each client "
+        "the line of its own ledger that says on which records it trained, and with which software and processor."
+    ]
+    return [
+        h.h2["Rounds that the model depends on"],
+        facts_list(facts),
+        about,
+        table,
+        h.h2["What it does not say"],
+        h.ul[[h.li[line] for line in said["not_said"]]],
+    ]

@@ -1,0 +1,88 @@
+"""The rounds of a certificate of the class *exact* are held again, and compared with what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oblivionis.audits.exact_replay import Claim, compared_machines, rounds_again
+from oblivionis.audits.replay import EQUAL, Finding, collected, compared, opened_run, seal_findings
+from oblivionis.config import compose as configuration
+from oblivionis.config.identity import config_hash
+from oblivionis.erasure.exact_machine import machine_here
+from oblivionis.reports.certificate.exact import EXACT, ROUNDS_FILE, read_rounds
+from oblivionis.reports.certificate.scope import CertificateError
+from strategies.protocols.update_history import PastRound
+
+
+def replay(
+    file: Path,
+    certificate: Mapping[str, Any],
+    run: Path | None,
+    node_dirs: Sequence[Path],
+    overrides: Sequence[str],
+    pieces: int | None,
+) -> list[Finding]:
+    """Hold the rounds of a certificate again, and compare with what it says.
+
+    Parameters
+    ----------
+    file : Path
+        The certificate, or its folder.
+    certificate : mapping
+        What it says.
+    run : Path, optional
+        The run, with its stored models; None: the one in whose folder the certificate lies.
+    node_dirs, overrides, pieces
+        As of `oblivionis.audits.exchange_replay.replay_exchange`.
+
+    Returns
+    -------
+    list of Finding
+
+    Raises
+    ------
+    CertificateError
+        For a certificate of another class, without its rounds, or without a run.
+    AuditError
+        For what the run and the folders are not.
+    """
+    if certificate.get("class") != EXACT:
+        raise CertificateError(f"{file} rests on measurements: only a certificate of the class exact can be replayed")
+    folder = file if file.is_dir() else file.parent
+    rounds = read_rounds(folder, certificate)
+    if rounds is None:
+        raise CertificateError(
+            f"{folder / ROUNDS_FILE} is missing: what is to be held again lies beside the certificate"
+        )
+    place = run if run is not None else folder.absolute().parent.parent
+    if not (place / "config.yaml").is_file():
+        raise CertificateError(f"{place} is no run: name the run of the certificate with --run")
+    return collected(_again(place, certificate, rounds, node_dirs, overrides, pieces))
+
+
+def _again(
+    place: Path,
+    certificate: Mapping[str, Any],
+    rounds: Sequence[PastRound],
+    node_dirs: Sequence[Path],
+    overrides: Sequence[str],
+    pieces: int | None,
+) -> Iterator[Finding]:
+    """The findings of `replay`."""
+    run, config = opened_run(place, overrides)
+    own = configuration.from_yaml(run.read_config(), run.config_place)
+    said = certificate["exact"]
+    yield from compared_machines(said, machine_here(config))
+    same = compared("configuration, by the certificate", config_hash(own), certificate["run"]["config_sha256"])
+    yield same
+    if same.outcome != EQUAL:
+        return
+    yield from seal_findings(run)
+    withheld: dict[int, set[str]] = {}
+    for part in certificate["requests"]:
+        withheld.setdefault(part["request"]["client"], set()).update(part["request"]["record_ids"])
+    exchange = (said["exchange"]["round"], said["exchange"]["after"])
+    final = certificate["requests"][0]["evidence"]["models"]["final"]["sha256"]
+    yield from rounds_again(run, config, node_dirs, pieces, Claim(rounds, exchange, final, withheld))
