@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import fmean
 
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.updates import UPDATES
+from oblivionis.runs.updates import kept_on_disk
 
 SECONDS, BYTES, TRAINED, DISK = "serving_seconds", "serving_bytes", "serving_updates", "stored_bytes"
 
@@ -45,10 +44,5 @@ def of_demands(run: RunDirectory) -> dict[str, float]:
     }
     figures = {name: fmean(values) for name, values in found.items()}
     figures |= {f"{name}_worst": max(values) for name, values in found.items()}
-    return {**figures, DISK: float(_bytes_in(run.path / "checkpoints", run.path / UPDATES))}
-
-
-def _bytes_in(*folders: Path) -> int:
-    """Bytes of all files below the folders."""
-    files = [path.stat() for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())
+    checkpoints = sum(file.stat().st_size for file in (run.path / "checkpoints").rglob("*.safetensors"))
+    return {**figures, DISK: float(checkpoints + kept_on_disk(run.path)[1])}

@@ -67,7 +67,7 @@ def open_stores(config: Config, run: Path, stage: str) -> list[UpdateStore]:
 def kept_on_disk(run: Path) -> tuple[int, int]:
     """How many rounds the run directory `run` keeps, and the bytes that they take; what two generations share counts
     once."""
-    files = [path.stat() for path in (run / "updates").glob("*/*/round-*.safetensors")]
+    files = [path.stat() for path in (run / UPDATES).rglob("round-*.safetensors")]
     sizes = {(file.st_dev, file.st_ino): file.st_size for file in files}
     return len(sizes), sum(sizes.values())
 

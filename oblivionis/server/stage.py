@@ -351,8 +351,8 @@ class Stage:
         return {name: sum(row[name] for row in known) / len(known) for name in (SENT, RECEIVED)} if known else {}
 
     def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
-        """Check the served requests: of an exact erasure by its proof, where the clients keep their records by what
-        they measured."""
+        """Check the served requests: of an exact erasure by its proof, which there is of one shard, where the clients
+        keep their records by what they measured."""
         waiting = self.requests.to_verify()
         found: Mapping[str, Judgement] = {}
         if self.audits is not None:
@@ -361,8 +361,9 @@ class Stage:
         elif self.verification is not None:
             with self.recorded(server_round, END, "verification"):
                 found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
-        if self.updates is not None and self.name == "unlearn" and method_traits.replays(self.config.unlearning.method):
-            keep_proof(self.run, machine_here(self.config), self.updates.rounds())
+        replays = self.name == "unlearn" and method_traits.replays(self.config.unlearning.method)
+        if replays and self.server.shards is None:
+            keep_proof(self.run, machine_here(self.config), self.updates[0].rounds())
             found = judge_exact(self.run, waiting, found)
         return self.requests.verify(server_round, found)
 
