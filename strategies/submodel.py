@@ -26,12 +26,12 @@ class Submodel(Protocol):
         ...
 
     def joined(self, answer: ArrayRecord) -> ArrayRecord:
-        """The client's model in the form of the global model.
+        """The client's model in the form that the server works on: the global model's, or a shard's (`Shards`).
 
         Parameters
         ----------
         answer : ArrayRecord
-            The client's reply; of `sent` itself the result is exactly the global model.
+            The client's reply; of `sent` itself the result is exactly the model that the server works on.
 
         Returns
         -------

@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.federated.graph import Graph, Node
+from benchmarks.federated.identity import UNLEARN
 from benchmarks.federated.matrix import Axis, Cell
 from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, NOT_MEASURED, SECONDS, table_of
+from benchmarks.federated.serving import of_demands
 from oblivionis.config.schema import STAGES
 from oblivionis.reports import run_summary as report
 from oblivionis.runs import artifact_binding
@@ -55,6 +57,7 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
                 **summary.get("traffic", {}),
                 **summary["metrics"],
                 **known.get(stage, {}),
+                **(of_demands(run) if stage == UNLEARN else {}),
             }
         source = first if stage == BASE_MODEL else sources.get(stage, run)
         place = Path(os.path.relpath(source.path, folder)).as_posix()

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.federated.identity import ALONE, BASE, RETRAIN, UNLEARN, identity, stage_config, without_local
+from benchmarks.federated.identity import ALONE, BASE, FINETUNE, RETRAIN, UNLEARN, identity, stage_config, without_local
 from benchmarks.federated.matrix import Cell, identifier
 from benchmarks.scheduling.tasks import Task, finished, prepare
+from oblivionis.config.method_traits import not_with
 from oblivionis.config.schema import Config
 from oblivionis.runs.directory import RunDirectory
+
+ANOTHER = "finetune_of_another_run"
+"""In `NOT_WITH` of a method: it cannot take over finetune."""
 
 
 @dataclass(eq=False)
@@ -89,6 +93,8 @@ class Graph:
 def plan(cells: Sequence[Cell], oracles: int = 0) -> Graph:
     """The runs of the cells: finetune, retrain and local stages that several share are one run each.
 
+    A method that goes with no finetune of another run does finetune in the run of unlearn.
+
     oracles: for each cell so many further retrained models, of the seeds that follow its own.
 
     In the order of work a run that others wait for comes before one that nobody waits for, and those whose dependants
@@ -98,9 +104,10 @@ def plan(cells: Sequence[Cell], oracles: int = 0) -> Graph:
     of_cell: dict[str, tuple[Node, ...]] = {}
     for cell in cells:
         later = _without_base(cell.config)
+        together = FINETUNE if UNLEARN in cell.stages and ANOTHER in not_with(later.unlearning.method) else None
         alone = {
             stage: _node(nodes, stage_config(later if i else cell.config, stage), stage)
-            for i, stage in enumerate(stage for stage in cell.stages if stage in ALONE)
+            for i, stage in enumerate(stage for stage in cell.stages if stage in ALONE and stage != together)
         }
         results = tuple(alone.values())
         if UNLEARN in cell.stages:

@@ -22,8 +22,8 @@ from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import package_versions
 from oblivionis.runs.updates import stored_rounds
 
-UNLEARN, RETRAIN = "unlearn", "retrain"
-BASE = ("finetune", RETRAIN)
+UNLEARN, RETRAIN, FINETUNE = "unlearn", "retrain", "finetune"
+BASE = (FINETUNE, RETRAIN)
 """Stages that unlearn takes over."""
 ALONE = (*BASE, "local")
 """Stages that start from a fresh adapter, so that cells can share them."""

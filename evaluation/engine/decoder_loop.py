@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from evaluation.engine.decoders import Continuations, Decoder, PackedDecoder, RowForward
+from evaluation.engine.ensemble import mean_of_log_probs
 from evaluation.engine.models import model_device
 from evaluation.engine.progress import counter
 from evaluation.engine.shared_decoder import SharedDecoder
@@ -14,22 +17,23 @@ SHARING = 4
 """From so many continuations of a prompt on, its keys and values lie in memory once."""
 
 
-def decode_rows(model: nn.Module, work: Continuations, forward: RowForward) -> list[list[int]]:
+def decode_rows(model: nn.Module, work: Continuations, *forwards: RowForward) -> list[list[int]]:
     """The tokens of every continuation; rows that are finished make room for those that wait.
 
     Parameters
     ----------
     model : nn.Module
     work : Continuations
-    forward : RowForward
-        Runs rows of tokens without padding.
+    *forwards : RowForward
+        Runs rows of tokens without padding; of an ensemble that of each member.
 
     Returns
     -------
     list of lists of token ids
         By number of the continuation, without the stop token.
     """
-    table = Table(_decoder(model, work, forward), work)
+    decoders = [_decoder(model, work, forward) for forward in forwards]
+    table = Table(decoders[0] if len(decoders) == 1 else _Together(decoders), work)
     logits: Tensor | None = None
     finished = counter("answers", len(table.produced))
     while table.waiting or table.running:
@@ -43,6 +47,38 @@ def decode_rows(model: nn.Module, work: Continuations, forward: RowForward) -> l
             finished(before - len(table.running))
         logits = table.decoder.step(tokens) if table.running else None
     return table.produced
+
+
+class _Together:
+    """The `Decoder` of an ensemble: the rows of all members grow by the same tokens."""
+
+    def __init__(self, members: Sequence[Decoder]) -> None:
+        self._members = members
+
+    @property
+    def size(self) -> int:
+        return self._members[0].size
+
+    @property
+    def open(self) -> bool:
+        return all([member.open for member in self._members])
+
+    def admits(self, number: int) -> bool:
+        return all([member.admits(number) for member in self._members])
+
+    def add(self, numbers: Sequence[int]) -> Tensor:
+        return mean_of_log_probs([member.add(numbers) for member in self._members])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return mean_of_log_probs([member.step(tokens) for member in self._members])
+
+    def keep(self, rows: list[int]) -> list[int]:
+        first, *_ = [member.keep(list(rows)) for member in self._members]
+        return first
+
+    def forget(self, number: int) -> None:
+        for member in self._members:
+            member.forget(number)
 
 
 def _decoder(model: nn.Module, work: Continuations, forward: RowForward) -> Decoder:

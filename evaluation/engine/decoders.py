@@ -68,15 +68,12 @@ class Continuations:
 
 
 class Decoder(Protocol):
-    """Rows of running sequences, numbered 0..size-1; new ones are added at the end.
+    """Rows of running sequences, numbered 0..size-1; new ones are added at the end."""
 
-    Attributes
-    ----------
-    size : int
-        How many rows run.
-    """
-
-    size: int
+    @property
+    def size(self) -> int:
+        """How many rows run."""
+        ...
 
     @property
     def open(self) -> bool:

@@ -40,6 +40,10 @@ class Attack:
     by_group: bool = False
 
 
+ONE_MODEL = "the run serves an ensemble, which is not one model"
+"""Why an attack is left out that changes the weights of the model."""
+
+
 class Battery:
     """The forget questions of a run, and its model to ask them.
 
@@ -50,7 +54,7 @@ class Battery:
 
     def __init__(self, assembled: Assembled, corpus: Corpus, config: Config, requested: Sequence[str] = ()) -> None:
         self.assembled, self.corpus, self.config = assembled, corpus, config
-        self.base = assembled.flat.numpy()
+        self.base = assembled.flat.numpy() if assembled.start is None else assembled.start
         profile = Profile(config.attack.questions)
         self.records: tuple[Record, ...] = profile.pick(corpus.evaluation.get("forget", ()))  # type: ignore[arg-type, assignment]
         self.questions = self.encoded(self.records)
@@ -69,7 +73,7 @@ class Battery:
 
     def load(self, vector: np.ndarray) -> Assembled:
         """The model of a global vector."""
-        self.assembled.flat.load(vector)
+        self.assembled.load(vector)
         return self.assembled
 
     def ask(self, assembled: Assembled, questions: Sequence[Question], variant: str) -> list[Row]:

@@ -24,7 +24,6 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_prompts
 from oblivionis.errors import OblivionisError
 from oblivionis.measures.assessor import assemble_for
-from oblivionis.models import adapters
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.naming import MODELS
 from oblivionis.runs import artifact_binding
@@ -142,8 +141,7 @@ class Chat:
         self.vectors: dict[str, np.ndarray] = {}
         for stage in self.stages:
             checkpoint = first if stage == self.stages[0] else self.run.load_checkpoint(stage)
-            adapters.check_vector(checkpoint.vector, self.assembled.flat.manifest)
-            self.vectors[stage] = checkpoint.vector
+            self.vectors[stage] = self.assembled.numbers(checkpoint.vector)
         self.corpus, self._no_corpus = _corpus(self.config)
         self._known = {} if self.corpus is None else _known(self.corpus)
         self.decoding = decoding or Decoding()
@@ -208,7 +206,7 @@ class Chat:
     def _answers(self, vector: np.ndarray, prompt: tuple[int, ...], room: int) -> list[str]:
         """Raises ValueError where the model's logits are not finite."""
         assembled, decoding = self.assembled, self.decoding
-        assembled.flat.load(vector)
+        assembled.put(vector)
         pad = assembled.tokenizer.pad_token_id or 0
         with fused_lora(assembled.model):
             if decoding.rule is None:

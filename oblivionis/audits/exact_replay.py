@@ -49,7 +49,7 @@ from oblivionis.models.update_bounds_settings import bounds_of
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import KnownNodes
-from oblivionis.runs.updates import LABELS, UpdateStore, open_updates
+from oblivionis.runs.updates import LABELS, UpdateStore, open_stores
 from strategies import message_keys
 from strategies.client_update import ClientUpdate
 from strategies.flower_internals import AggregationError
@@ -65,27 +65,34 @@ class Claim:
     ----------
     rounds : sequence of PastRound
         The rounds that the final model depends on.
-    exchange : tuple of int and str
-        The newest round of unlearn that served a request, and the hash of the model after its exchange.
+    exchange : tuple of int and str, or None
+        The newest round of unlearn that served a request, and the hash of the model after its exchange; None for one of
+        several shards, of which the ledger has no such hash.
     final : str
         The hash of the final model.
     withheld : mapping of int to set of str
         By client ids of records that must not be in it, besides those that the run's ledger names.
+    shard : int
+        Whose rounds and model these are.
     """
 
     rounds: Sequence[PastRound]
-    exchange: tuple[int, str]
+    exchange: tuple[int, str] | None
     final: str
     withheld: Mapping[int, Set[str]] = field(default_factory=dict)
+    shard: int = 0
 
     @classmethod
-    def of_run(cls, run: RunDirectory, config: Config) -> Claim:
-        """As the run's folder and ledger say. NotTestable where it served no request."""
-        store, final, exchange = open_updates(config, run.path, STAGE), final_model(run), newest_exchange(run)
+    def of_run(cls, run: RunDirectory, config: Config) -> list[Claim]:
+        """As the run's folder and ledger say, one for each shard. NotTestable where it served no request."""
+        count, final, exchange = config.federation.shards, final_model(run), newest_exchange(run)
         if exchange is None:
             raise NotTestable(f"{run.path} served no request")
-        rounds = store.rounds() if store is not None else []
-        return cls(rounds, exchange, "" if final is None else vector_hash(final))
+        hashes = [""] * count if final is None else [vector_hash(part) for part in np.split(final, count)]
+        whole = exchange if count == 1 else None
+        if not (stores := open_stores(config, run.path, STAGE)):
+            raise NotTestable(f"{run.path} stores no rounds")
+        return [cls(store.rounds(), whole, hashes[shard], shard=shard) for shard, store in enumerate(stores)]
 
 
 def rounds_again(
@@ -117,7 +124,8 @@ def rounds_again(
     """
     for stage in LABELS:
         check_own(run, stage, "exchange")
-    store, rounds = open_updates(config, run.path, STAGE), claim.rounds
+    stores, rounds = open_stores(config, run.path, STAGE), claim.rounds
+    store = stores[claim.shard] if stores else None
     if unknown := {past.stage for past in rounds} - LABELS.keys():
         raise AuditError(f"{run.path}: its stored rounds name the stage {min(unknown)!r}, which trains nobody")
     took_part = {client for past in rounds for client in past.clients}
@@ -158,8 +166,8 @@ class _Replay:
         ends = list(zip(places, [*places[1:], len(rounds)], strict=True))
         for start, end in ends if pieces is None else sorted(random.sample(ends, min(pieces, len(ends)))):
             yield from self._piece(rounds[start : end + 1], end < len(rounds))
-        if not self._exchange_compared:
-            yield self._stored_exchange()
+        if self._claim.exchange is not None and not self._exchange_compared:
+            yield self._stored_exchange(*self._claim.exchange)
 
     def _of_client(self, client: int, folder: Path) -> Iterator[Finding]:
         """Whether a client's ledger is whole, its records those that it trained on last, and this machine like its own.
@@ -204,8 +212,8 @@ class _Replay:
             if past.model and here != past.model:
                 whose = "the stored model" if past is first else "the model"
                 raise _Differs(f"{whose} at the beginning of round {past.round} of {stage} is another one")
-            if (stage, past.round) == (STAGE, self._claim.exchange[0]) and past is not first:
-                yield self._compared_exchange(here)
+            if past is not first:
+                yield from self._compared_exchange(past, here)
             updates = self._round(past, model, bounds)
             if updates:
                 inner.starts_from(model)
@@ -220,21 +228,22 @@ class _Replay:
         if not _same_state(inner.state_dict(), kept.state):
             raise _Differs("the aggregator's state comes out otherwise")
         yield compared(what, here, following.model or vector_hash(as_vector(kept.sent)))
-        if (following.stage, following.round) == (STAGE, self._claim.exchange[0]):
-            yield self._compared_exchange(here)
+        yield from self._compared_exchange(following, here)
 
-    def _compared_exchange(self, here: str) -> Finding:
-        self._exchange_compared = True
-        return compared(f"model after the exchange of round {self._claim.exchange[0]}", here, self._claim.exchange[1])
+    def _compared_exchange(self, past: PastRound, here: str) -> Iterator[Finding]:
+        """Whether a round begins with the model that the newest exchange left, where it is that exchange's round."""
+        exchange = self._claim.exchange
+        if exchange is not None and (past.stage, past.round) == (STAGE, exchange[0]):
+            self._exchange_compared = True
+            yield compared(f"model after the exchange of round {exchange[0]}", here, exchange[1])
 
-    def _stored_exchange(self) -> Finding:
+    def _stored_exchange(self, number: int, model: str) -> Finding:
         """Whether the newest exchange left the model with which its round begins, where no piece came by it."""
-        number = self._claim.exchange[0]
         what = f"model after the exchange of round {number}"
         place = next((past for past in self._claim.rounds if (past.stage, past.round) == (STAGE, number)), None)
         if place is None:
             return Finding(what, NOT_TESTABLE, "no round follows it")
-        if place.model == self._claim.exchange[1]:
+        if place.model == model:
             return Finding(what, EQUAL, "by the list of rounds; without --pieces it is computed")
         if place.model:
             return Finding(what, DIFFERS, f"round {number} of {STAGE} begins with another one, by the list of rounds")

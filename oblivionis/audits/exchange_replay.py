@@ -11,6 +11,7 @@ run's and the clients' ledgers have. No code of the run is executed but what the
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,10 @@ def _exchange_again(
     yield from seal_findings(run)
     served_round, before_hash, after_hash = _applied(run, request_id, server_round)
     if method_traits.replays(config.unlearning.method):
-        yield from rounds_again(run, config, node_dirs, pieces, Claim.of_run(run, config))
+        for claim in Claim.of_run(run, config):
+            of = f"shard {claim.shard}: " if config.federation.shards > 1 else ""
+            found = rounds_again(run, config, node_dirs, pieces, claim)
+            yield from (replace(finding, what=of + finding.what) for finding in found)
         return
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None
@@ -320,6 +324,10 @@ def _check_open(config: Config) -> None:
         raise NotTestable("federation.secure_aggregation: clients sent their updates under masks, in one sum")
     if config.privacy.level != "none":
         raise NotTestable(f"privacy.level={config.privacy.level}: the noise in what clients sent is known to nobody")
+    if config.federation.shards > 1:
+        raise NotTestable(
+            f"federation.shards={config.federation.shards}: of runs in shards only exact erasures are held again"
+        )
 
 
 def _applied(run: RunDirectory, request_id: str, server_round: int | None) -> tuple[int, str, str]:

@@ -13,7 +13,6 @@ from oblivionis.audits.audited_model import Target, find_target
 from oblivionis.config.schema import Config
 from oblivionis.data.tokenize import PromptTemplate
 from oblivionis.measures.assessor import assemble_for
-from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble_untrained
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
@@ -54,8 +53,7 @@ def load_subject(target: Target, kind: str = "leakage") -> AuditedModel:
     config, fingerprint, checkpoint = target.config, target.fingerprint, target.checkpoint
     if target.run is not None and checkpoint is not None:
         assembled = assemble_for(target.run, config)
-        adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
-        assembled.flat.load(checkpoint.vector)
+        assembled.load(checkpoint.vector)
         return AuditedModel(
             name=target.name,
             identity=identity_of(config, fingerprint, checkpoint.vector.tobytes()),
@@ -92,7 +90,9 @@ def identity_of(config: Config, fingerprint: str, adapter: bytes) -> str:
     settings = config.model
     scale = settings.lora.alpha if settings.mode == "lora" and adapter else None
     rounded = "" if settings.matmul_precision == "highest" else f"/{settings.matmul_precision}"
-    identity = f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}{rounded}"
+    federation = config.federation
+    merged = f"/{federation.shard_merge}" if federation.shards > 1 and adapter else ""
+    identity = f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}{rounded}{merged}"
     if settings.quantization == "none":
         return identity
     double = settings.double_quantization and settings.quantization == "nf4"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from oblivionis import row_files
-from oblivionis.config import dataset_traits, extension_traits, late_client_checks, method_traits
+from oblivionis.config import dataset_traits, extension_traits, late_client_checks, method_traits, shard_checks
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import OWN_RECORDS, STAGES, Config, Data, SecureAggregation
@@ -293,13 +293,24 @@ def _terms_fault(secure: SecureAggregation, clients: int) -> str:
 @_reads("strategy", "federation.clients")
 def _enough_clients(config: Config) -> Iterator[Problem]:
     """An aggregator that needs the answers of more clients in a round than there are."""
-    literals, params = extension_traits.code("strategy", config.strategy.name).literals, config.strategy.params
-    least = aggregator_needs(literals.get("LEAST", {}), params)
+    least, params = _least(config), config.strategy.params
     if least > config.federation.clients:
         settings = ", ".join(f"{key}={value}" for key, value in params.items())
         message = f"{config.strategy.name} with {settings} needs the answers of {least} clients in a round"
         expected = f"at least {least}, or smaller settings of the strategy"
         yield Problem("federation.clients", f"{message}, and there are {config.federation.clients}", expected)
+
+
+@_reads(*shard_checks.READS)
+def _shards(config: Config) -> Iterator[Problem]:
+    """What does not go with shards."""
+    yield from shard_checks.shards(config, _least(config))
+
+
+def _least(config: Config) -> int:
+    """Of how many clients the strategy needs answers in a round."""
+    literals = extension_traits.code("strategy", config.strategy.name).literals
+    return aggregator_needs(literals.get("LEAST", {}), config.strategy.params)
 
 
 def aggregator_needs(least: Mapping[str, Sequence[Mapping[str, int]]], params: Mapping[str, object]) -> int:
@@ -813,6 +824,7 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
     *("unlearning.method", "unlearning.requests", "privacy.level", "model.lora.ranks"),
     *("federation.compression.method", "federation.buffer.size", "federation.secure_aggregation.enabled"),
     *("federation.sampling", "strategy.server_state_on_unlearn", "start_from", "unlearning.updates.keep"),
+    *("federation.shards",),
 )
 def _not_with(config: Config) -> Iterator[Problem]:
     """What a method's own file says that it does not go with."""
@@ -854,6 +866,7 @@ def _not_with(config: Config) -> Iterator[Problem]:
             "unlearning.requests.per_round",
             f"null: all requests in one exchange, {another}",
         ),
+        "shards": (federation.shards > 1, "federation.shards", f"1, {another}"),
         "requests_in_a_row": (
             config.unlearning.requests.policy == "random_client_per_round",
             "unlearning.requests.policy",

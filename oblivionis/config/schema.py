@@ -1370,6 +1370,40 @@ class Federation:
         default=30.0,
         metadata=about("With `available`: longest wait for the answer of a client.", unit="seconds", above=0),
     )
+    shards: int = field(
+        default=1,
+        metadata=about(
+            "Shards S that the clients are dealt to, each with a model of its own: an exact erasure holds the rounds "
+            "of one shard again. See [shards.md](../concepts/shards.md).",
+            unit="shards",
+            at_least=1,
+        ),
+    )
+    shard_merge: str = field(
+        default="mean",
+        metadata=about(
+            "What is served of several shards: `mean`: the mean of their LoRA products B·A (of weights that are "
+            "trained whole), in the rank of one; `stack`: the same mean without loss, in S times the rank; `ensemble`: "
+            "all S models, and the mean of their probabilities of each token.",
+            choices=("mean", "stack", "ensemble"),
+        ),
+    )
+    shard_placement: str = field(
+        default="random",
+        metadata=about(
+            "Who belongs to which shard: `random`: dealt by the seed; `by_size`: shards with equally many records, "
+            "which makes the dearest erasure cheapest; `by_risk`: those of `likely_to_ask` in as few shards as hold "
+            "them.",
+            choices=("random", "by_size", "by_risk"),
+        ),
+    )
+    likely_to_ask: list[int] | None = field(
+        default=None,
+        metadata=about(
+            "With `shard_placement` `by_risk`: the clients that are likely to ask; null: those that hold records of "
+            "the forget split."
+        ),
+    )
     rounds: Rounds = field(default_factory=Rounds)
     local_epochs: int = field(
         default=5, metadata=about("Passes R over a client's data in a round.", unit="epochs", at_least=1)

@@ -21,7 +21,6 @@ from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.word_matching import words
 from evaluation.ruler.evaluator import Embedded, References
-from oblivionis import seeds
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import OblivionisError, RunError
@@ -32,9 +31,9 @@ from oblivionis.measures.muse.prompts import recited
 from oblivionis.measures.questions import encode_questions, encode_records
 from oblivionis.measures.ruler import paired_models
 from oblivionis.measures.ruler.evaluator import of_both_profiles
-from oblivionis.models import adapters
-from oblivionis.models.assembly import Assembled, assemble, assemble_untrained
+from oblivionis.models.assembly import Assembled, assemble_untrained
 from oblivionis.models.configured_corpus import corpus_of
+from oblivionis.models.shard_merges import assemble_served
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
@@ -404,26 +403,26 @@ class Assessor:
     @contextmanager
     def session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
         """A session of the model with `vector`; before the first one is loaded, measures use the base model."""
-        adapters.check_vector(vector, self.assembled.flat.manifest)
+        numbers = self.assembled.numbers(vector)
         with fused_lora(self.assembled.model):
             if self._loaded is None:
                 session = self._new_session()
                 references, self._unready = self._each_or_failed(self.context, lambda m, c: m.measure_base(c, session))
                 self.context = replace(self.context, reference_of=references)
-            self.assembled.flat.load(vector)
-            self._loaded = vector
+            self.assembled.put(numbers)
+            self._loaded = numbers
             yield self._new_session()
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:
         """Put the untouched base model in the place of the loaded one, and the loaded one back afterwards."""
-        flat, loaded = self.assembled.flat, self._loaded
+        assembled, loaded = self.assembled, self._loaded
         assert loaded is not None and self._base is not None
-        flat.load(self._base)
+        assembled.load(self._base)
         try:
             yield
         finally:
-            flat.load(loaded)
+            assembled.put(loaded)
 
     def _new_session(self) -> EvaluationSession:
         return EvaluationSession(
@@ -455,7 +454,7 @@ def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
 
 def assemble_for(run: RunDirectory, config: Config) -> Assembled:
     """Assemble the model that the vectors of `run` belong to. RunError when `config` describes another one."""
-    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    assembled = assemble_served(config)
     expected = run.environment().get("manifest_hash")
     if expected and assembled.manifest_hash != expected:
         raise RunError(
@@ -477,7 +476,7 @@ def evaluate_checkpoint(
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
     assembled = assemble_for(run, config)
-    base = None if config.model.mode == "lora" else assembled.flat.numpy()
+    base = assembled.flat.numpy() if assembled.start is None else None
     assessor = Assessor(assembled, corpus_of(config), config, base)
     known = None
     if checkpoint.stage == "unlearn":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from clients.flat_parameters import FlatParameters
+from evaluation.engine.ensemble import Ensemble
 from oblivionis.config.schema import Model
 from oblivionis.data.tokenize import PromptTemplate, stop_ids
 from oblivionis.models import adapters, loading, lora
@@ -27,7 +29,8 @@ class Assembled:
 
     Two models of one `manifest_hash` give a vector the same meaning: it covers what travels and what of LoRA does not.
     `start`: the vector as assembled, with which the model is what the configuration starts from; None where all weights
-    are trained, of which no second copy is kept.
+    are trained, of which no second copy is kept. `merge`: from a global vector to the numbers of the model; None where
+    they are its numbers (`oblivionis.models.shard_merges`).
     """
 
     model: Any
@@ -38,6 +41,25 @@ class Assembled:
     stop_ids: frozenset[int]
     device: torch.device
     start: np.ndarray | None = None
+    merge: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def load(self, vector: np.ndarray) -> None:
+        """Make it the model of a global vector. Raises VectorError for one that does not fit."""
+        self.put(self.numbers(vector))
+
+    def numbers(self, vector: np.ndarray) -> np.ndarray:
+        """The numbers of the model of a global vector, for `put`. Raises VectorError for a vector that does not fit."""
+        if self.merge is not None:
+            return self.merge(vector)
+        adapters.check_vector(vector, self.flat.manifest)
+        return vector
+
+    def put(self, numbers: np.ndarray) -> None:
+        """Make it the model with these numbers; of an ensemble with those of its members one after the other."""
+        if isinstance(self.model, Ensemble):
+            self.model.hold(np.split(numbers, numbers.size // self.flat.size))
+        else:
+            self.flat.load(numbers)
 
 
 def assemble(config: Model, seed: int) -> Assembled:

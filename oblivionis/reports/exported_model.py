@@ -11,9 +11,9 @@ from evaluation.engine.merging import merged
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.measures.assessor import assemble_for
-from oblivionis.models import adapters
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.models.packaged import PACKAGED
+from oblivionis.models.shard_merges import serves_ensemble
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
 from oblivionis.runs.checkpoints import find_checkpoint
@@ -31,6 +31,11 @@ def check_export(config: Config, folder: Path, *, merged: bool) -> None:
     """ExportError for what cannot be: a folder in use, an adapter merged into rounded weights."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ExportError(f"{folder} is not empty: name a folder that does not exist yet")
+    if serves_ensemble(config):
+        raise ExportError(
+            f"the run serves {config.federation.shards} models and the mean of what they say (federation.shard_merge="
+            "ensemble), which no single adapter is; a run with mean or stack can be exported"
+        )
     if merged and config.model.quantization != "none":
         raise ExportError(
             f"--merged: the base weights are rounded ({config.model.quantization}), and what is added to them would be "
@@ -53,12 +58,11 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
     run, checkpoint, config, _ = find_checkpoint(target, stage, [])
     check_export(config, folder, merged=merged)
     assembled = assemble_for(run, config)
-    adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
-    assembled.flat.load(checkpoint.vector)
+    assembled.load(checkpoint.vector)
     kind = kind_of(config, merged=merged)
     facts = {
         "round": checkpoint.round,
-        "parameters": int(checkpoint.vector.size),
+        "parameters": assembled.flat.size,
         "adapter": vector_hash(checkpoint.vector),
         "fingerprint": fingerprint_source(config.model.source, config.model.revision),
     }

@@ -13,7 +13,7 @@ from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.saved_representations import copy_states
-from oblivionis.runs.updates import open_updates
+from oblivionis.runs.updates import open_stores
 
 REUSABLE = ("finetune", "retrain")
 
@@ -53,17 +53,18 @@ def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
 
 def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:
     """Take over the clients' updates of a finetune stage that is to be reused. RunError when some are missing."""
-    ours, theirs = (open_updates(config, path, "finetune") for path in (run.path, source.path))
-    if ours is None or theirs is None or run.stage_summary("finetune") or not source.stage_summary("finetune"):
+    ours, theirs = (open_stores(config, path, "finetune") for path in (run.path, source.path))
+    if run.stage_summary("finetune") or not source.stage_summary("finetune"):
         return
     check_updates(config, source)
-    ours.adopt(theirs)
+    for own, their in zip(ours, theirs, strict=True):
+        own.adopt(their)
 
 
 def check_updates(config: Config, source: RunDirectory) -> None:
     """Raise RunError if `source` has not all updates of its stage finetune that `config` needs for unlearning."""
-    updates = open_updates(config, source.path, "finetune")
-    if updates is not None and (missing := updates.missing()):
+    stores = open_stores(config, source.path, "finetune")
+    if missing := next(filter(None, (store.missing() for store in stores)), ""):
         raise RunError(
             f"start_from: {source.path} does not hold {missing}, which this run needs. Make a "
             "run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
@@ -81,8 +82,9 @@ def differing(ours: Config, theirs: Config) -> list[str]:
     drawn = ["clients", "fraction_train", "min_clients", "sampling", "candidates"]
     if ours.federation.sampling == "available":
         drawn.append("available_within")
+    dealt = ("shards", "shard_merge", "shard_placement", "likely_to_ask")
     waited = ("deadline", "oversample", "buffer", "simulated_seconds")
-    for name in (*drawn, *waited, "local_epochs", "max_update_norm", "max_weight_share"):
+    for name in (*drawn, *dealt, *waited, "local_epochs", "max_update_norm", "max_weight_share"):
         pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
     pairs["federation.compression"] = (
         dataclasses.replace(ours.federation.compression, unlearning=False),

@@ -5,7 +5,7 @@ line per round with the clients that are in the model, and `<stage>/round-0007.s
 `client/<partition>` and `state/<name>`; where a method needs models only, the line has the hashes of the clients'
 updates in their place. Generation 0 is what was recorded; an erasure in round t of unlearn writes
 generation t, which replaces the one before. Generations share the files of rounds that an erasure leaves as they were
-(hard links).
+(hard links). In a federation in shards each has a lineage of its own, in `updates/shard-<k>/<generation>/`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ LABELS = {"finetune": "train", "unlearn": "unlearn"}
 """The stages whose rounds lead to the model that requests are served on, with the label of their seeds and messages."""
 STAGES = tuple(LABELS)
 ROUNDS = "rounds.jsonl"
+UPDATES = "updates"
+"""Folder of a run's stores."""
 
 
 def stored_rounds(config: Config) -> int | None:
@@ -47,19 +49,25 @@ def stored_rounds(config: Config) -> int | None:
 
 
 def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:
-    """The store of the run directory `run`; None where `config` or `stage` keeps nothing."""
+    """The store of the run directory `run`, of a federation in one shard; None as `open_stores` has none."""
+    return next(iter(open_stores(config, run, stage)), None)
+
+
+def open_stores(config: Config, run: Path, stage: str) -> list[UpdateStore]:
+    """The stores of the run directory `run`, one for each shard; none where `config` or `stage` keeps nothing."""
     keep = stored_rounds(config)
     if keep == 0 or stage not in STAGES:
-        return None
+        return []
     models_only = method_traits.updates(config.unlearning.method) == "models"
-    every = config.unlearning.updates.every
-    return UpdateStore(run / "updates", stage, keep=keep, every=every, models_only=models_only)
+    every, count = config.unlearning.updates.every, config.federation.shards
+    folders = [run / UPDATES] if count == 1 else [run / UPDATES / f"shard-{shard}" for shard in range(count)]
+    return [UpdateStore(path, stage, keep=keep, every=every, models_only=models_only) for path in folders]
 
 
 def kept_on_disk(run: Path) -> tuple[int, int]:
     """How many rounds the run directory `run` keeps, and the bytes that they take; what two generations share counts
     once."""
-    files = [path.stat() for path in (run / "updates").glob("*/*/round-*.safetensors")]
+    files = [path.stat() for path in (run / UPDATES).rglob("round-*.safetensors")]
     sizes = {(file.st_dev, file.st_ino): file.st_size for file in files}
     return len(sizes), sum(sizes.values())
 

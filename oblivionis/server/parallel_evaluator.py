@@ -17,14 +17,13 @@ import numpy as np
 import torch
 
 from evaluation.hook import EvaluationError, Report
-from oblivionis import seeds
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.measures.assessor import Assessor
-from oblivionis.models.assembly import assemble
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.hardware import Machine, server_threads
+from oblivionis.models.shard_merges import assemble_served
 from oblivionis.runs.progress import Events
 from oblivionis.runtime.fork_server import ForkServer
 from oblivionis.runtime.transfer import Channel
@@ -111,9 +110,10 @@ def serve(channel: Channel) -> None:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     config = configuration.from_yaml(settings)
-    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    assembled = assemble_served(config)
+    base = assembled.flat.numpy() if assembled.start is None else assembled.start
     names = sorted({name for moved in MOVED.values() for name in moved})
-    assessor = Assessor(assembled, corpus_of(config), config, assembled.flat.numpy(), names)
+    assessor = Assessor(assembled, corpus_of(config), config, base, names)
     while True:
         number, vector, full = channel.receive()
         found: Any

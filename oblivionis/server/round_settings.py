@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from oblivionis.config.schema import Config, Federation
+from oblivionis.erasure.record_holders import Holdings
+from oblivionis.erasure.remote_record_holders import RemoteHoldings
 from oblivionis.models.hardware import participants
 from strategies.rounds.client_sampling import Available, BySize, PowerOfChoice, Sampling
 from strategies.rounds.compression import Compression
 from strategies.rounds.model_versions import Buffer
 from strategies.rounds.simulated_durations import Durations
+from strategies.shards import Shards, balanced, dealt
 
 
 def sampling_of(
@@ -31,6 +34,29 @@ def sampling_of(
         sampled = federation.per_round
         return PowerOfChoice(federation.candidates or 2 * sampled, size)
     return Available() if federation.sampling == "available" else None
+
+
+def shards_of(config: Config, holdings: Holdings | RemoteHoldings) -> Shards | None:
+    """Who belongs to which shard; None where there is one, with all clients."""
+    federation = config.federation
+    clients, count = federation.clients, federation.shards
+    if count == 1:
+        return None
+    if federation.shard_placement == "by_size":
+        return balanced([holdings.count(client) for client in range(clients)], count)
+    risky: Collection[int] = ()
+    if federation.shard_placement == "by_risk":
+        risky = holdings.forget if federation.likely_to_ask is None else federation.likely_to_ask
+    return dealt(clients, count, config.seed, risky)
+
+
+def shards_in_words(shards: Shards, config: Config) -> str:
+    """How many shards of how many clients there are, and what is served of them."""
+    sizes = sorted(set(shards.sizes))
+    clients = (
+        f"{sizes[0]} client{'' if sizes[-1] == 1 else 's'}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} clients"
+    )
+    return f"{shards.count} shards of {clients}, merged by {config.federation.shard_merge}"
 
 
 def waiting(config: Config) -> dict[str, Any]:

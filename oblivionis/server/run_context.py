@@ -33,6 +33,7 @@ from oblivionis.models.assembly import Assembled, assemble, averaging
 from oblivionis.models.client_ranks import fitting
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_model
+from oblivionis.models.shard_merges import served
 from oblivionis.models.update_bounds_settings import bounds_of
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
@@ -40,6 +41,7 @@ from oblivionis.runs.known_nodes import Keys, KnownNodes
 from oblivionis.runs.privacy import Account, open_account
 from oblivionis.runs.progress import Events
 from oblivionis.server.grids import StoppableGrid
+from oblivionis.server.round_settings import shards_of
 from strategies import message_keys
 from strategies.privacy.private_mean import PrivateMean
 from strategies.rounds.fedtu import NodeMap
@@ -54,6 +56,9 @@ QUERY_S = 300.0
 
 class Server:
     """Everything that the stages share: model, questions, partition, ledger, and the way to the clients.
+
+    `assembled` is what the clients train, `start_vector` the global model before any training; its model is measured by
+    `assessor`. `shards`: who belongs to which shard, None where there is one.
 
     `registered`: files with the public keys of the nodes, by which clients are known; None: nodes have no keys.
     `simulated`: nobody is to be protected from who knows the seed, so that noise may come from it.
@@ -101,10 +106,13 @@ class Server:
         if asked:
             _check_moved_layers(config, self.assembled)
         self.mean = averaging(config.model, self.assembled.flat.manifest)
-        self.start_vector = self.assembled.flat.numpy()
-        self.fitting = fitting(config.model, self.assembled.flat.manifest, self.most_rank)
-        self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, reported=self.remote)
-        self.assessor = Assessor(self.assembled, corpus, config, self.start_vector, remote_evaluator=remote_evaluator)
+        self.start_vector = np.tile(self.assembled.flat.numpy(), config.federation.shards)
+        self.shards = shards_of(config, self.holdings)
+        self.fitting = self.shards or fitting(config.model, self.assembled.flat.manifest, self.most_rank)
+        bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, reported=self.remote)
+        self.bounds = bounds if self.shards is None else bounds.by_shard(self.shards)
+        model = served(self.assembled, config)
+        self.assessor = Assessor(model, corpus, config, self.start_vector, remote_evaluator=remote_evaluator)
         self.oracles: list[Oracle] = []
         self.simulated = simulated
         self.account: Account | None = None

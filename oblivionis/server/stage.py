@@ -33,7 +33,7 @@ from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, vector_hash
 from oblivionis.runs.failed_evaluators import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
-from oblivionis.runs.updates import open_updates
+from oblivionis.runs.updates import UpdateStore, open_stores
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.round_settings import sampling_of, waiting
 from oblivionis.server.run_context import Server
@@ -41,8 +41,11 @@ from strategies import message_keys, protocols
 from strategies.errors import ParameterError
 from strategies.metric_schema import COUNTS, NUMBERS, TRAIN
 from strategies.protocols.base import ByUnlearning, ProtocolContext, UnlearningProtocol
+from strategies.protocols.by_shard import ByShard
 from strategies.rounds.buffered import BufferedFedTU
 from strategies.rounds.fedtu import FedTU, Listener, Options
+from strategies.rules.server_step import ServerStep
+from strategies.rules.shard_rules import ShardRules
 
 SENT, RECEIVED = "bytes_sent", "bytes_received"
 """Bytes of all messages of a round, from the server and to it."""
@@ -57,7 +60,7 @@ class Stage:
         self.server, self.name = server, name
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
-        self.inner = aggregator(self.config, server.mean)
+        self.rules = [aggregator(self.config, server.mean) for _ in range(self.config.federation.shards)]
         self.requests = self._requests()
         self.sampling = sampling_of(self.config.federation, self._live, server.holdings.declared)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
@@ -67,7 +70,7 @@ class Stage:
         self.kept: dict[str, np.ndarray] = {}
         self.left_out = ""
         self.idle: list[int] = []
-        self.updates = open_updates(self.config, self.run.path, name)
+        self.updates = open_stores(self.config, self.run.path, name)
         self.private = server.private_mean(name)
         wanted = self.config.evaluation.rebound
         named = server.remote and not self.requests.hidden
@@ -143,31 +146,41 @@ class Stage:
 
     def _recover_updates(self, done: int) -> None:
         """The clients' updates as they were after round `done`. RunError where they are gone."""
-        if self.updates is None:
-            return
-        self.updates.roll_back(done)
-        if self.name == "unlearn" and done == 0 and (missing := self.updates.missing()):
-            raise RunError(f"{self.run.path} does not hold {missing}: start a new run")
+        for store in self.updates:
+            store.roll_back(done)
+            if self.name == "unlearn" and done == 0 and (missing := store.missing()):
+                raise RunError(f"{self.run.path} does not hold {missing}: start a new run")
 
     def _serving(self) -> UnlearningProtocol:
         """How requests are served, and where the clients' updates are remembered.
 
         RunError where a parameter of the method does not go with the model.
         """
-        unlearning, federation = self.config.unlearning, self.config.federation
+        shards, histories = self.server.shards, self.updates or [None] * len(self.rules)
+        parts = [self._protocol(shard, *pair) for shard, pair in enumerate(zip(self.rules, histories, strict=True))]
+        return parts[0] if shards is None else ByShard(shards, parts, self.updates)
+
+    def _protocol(self, shard: int, inner: ServerStep, history: UpdateStore | None) -> UnlearningProtocol:
+        """How the requests of one shard's clients are served."""
+        unlearning, federation, shards = self.config.unlearning, self.config.federation, self.server.shards
         summed = unlearning.merge == "sum"
         if self.name != "unlearn":
-            return ByUnlearning(self.server.mean, self.updates, summed=summed)
+            return ByUnlearning(self.server.mean, history, summed=summed)
+
+        def initial() -> ArrayRecord:
+            model = ArrayRecord({message_keys.ADAPTER: Array(self.server.initial_vector("finetune"))})
+            return model if shards is None else shards.part(model, shard)
+
         context = ProtocolContext(
-            inner=self.inner,
+            inner=inner,
             mean=self.server.mean,
-            history=self.updates,
+            history=history,
             summed=summed,
-            able=self._able,
+            able=lambda: [c for c in self._able() if shards is None or shards.of_client[c] == shard],
             per_round=federation.per_round,
             local_epochs=federation.local_epochs,
             seed=self.config.seed,
-            initial=lambda: ArrayRecord({message_keys.ADAPTER: Array(self.server.initial_vector("finetune"))}),
+            initial=initial,
             layer_of=lambda: layers_of(self.server.assembled.flat),
             first_layers=self._first_layers,
             labels=SAMPLING,
@@ -178,15 +191,20 @@ class Stage:
         except ParameterError as error:
             raise RunError(f"unlearning.params.{error}") from None
 
+    def _rule(self) -> Any:
+        """The aggregator of a round, of each shard where there are several."""
+        shards, nodes = self.server.shards, self.server.nodes
+        return self.rules[0] if shards is None else ShardRules(self.rules, shards, nodes.partition)
+
     def _first_layers(self, layers: int) -> np.ndarray:
-        assembled = self.server.assembled
-        return learned_by_first_layers(assembled.model, assembled.flat, self.config.model.mode, layers)
+        model, flat = self.server.assessor.assembled.model, self.server.assembled.flat
+        return learned_by_first_layers(model, flat, self.config.model.mode, layers)
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
         kind = FedTU if self.config.federation.buffer.size == 0 else BufferedFedTU
         fedtu = kind(
-            self.inner,
+            self._rule(),
             requests=self.requests if self.name == "unlearn" else None,
             serving=self._serving(),
             listener=_Recorder(self),
@@ -333,8 +351,8 @@ class Stage:
         return {name: sum(row[name] for row in known) / len(known) for name in (SENT, RECEIVED)} if known else {}
 
     def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
-        """Check the served requests: of an exact erasure by its proof, where the clients keep their records by what
-        they measured."""
+        """Check the served requests: of an exact erasure by its proof, which there is of one shard, where the clients
+        keep their records by what they measured."""
         waiting = self.requests.to_verify()
         found: Mapping[str, Judgement] = {}
         if self.audits is not None:
@@ -343,8 +361,9 @@ class Stage:
         elif self.verification is not None:
             with self.recorded(server_round, END, "verification"):
                 found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
-        if self.updates is not None and self.name == "unlearn" and method_traits.replays(self.config.unlearning.method):
-            keep_proof(self.run, machine_here(self.config), self.updates.rounds())
+        replays = self.name == "unlearn" and method_traits.replays(self.config.unlearning.method)
+        if replays and self.server.shards is None:
+            keep_proof(self.run, machine_here(self.config), self.updates[0].rounds())
             found = judge_exact(self.run, waiting, found)
         return self.requests.verify(server_round, found)
 
@@ -504,8 +523,8 @@ class _Recorder(Listener):
         stage, checkpoint = self._stage, self._checkpoint
         assert checkpoint is not None
         stage.run.save_checkpoint(checkpoint, keep=stage.config.federation.keep_checkpoints)
-        if stage.updates is not None:
-            stage.updates.settle()
+        for store in stage.updates:
+            store.settle()
         stage.done, stage.vector = checkpoint.round, checkpoint.vector
 
 

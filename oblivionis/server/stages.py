@@ -22,6 +22,7 @@ from oblivionis.runs.failed_evaluators import warn
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
 from oblivionis.server.local_training import run_local
+from oblivionis.server.round_settings import shards_in_words
 from oblivionis.server.run_context import Server
 from oblivionis.server.stage import Stage
 
@@ -58,6 +59,8 @@ def _run_stages(server: Server) -> None:
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
     server.open_account()
+    if server.shards is not None:
+        events.note(shards_in_words(server.shards, config))
     _tell_of_data(server)
     _check_ruler(server)
     if config.evaluation.base and run.stage_summary(BASE) is None and not server.assessor.empty:

@@ -18,7 +18,7 @@ Further literals of the file are read without importing it:
   one (`message_keys.REFERENCE`);
 - `NOT_WITH`: what it cannot be combined with, and why, a sentence by name: `ranks`, `compression`,
   `asynchronous_rounds`, `secure_sums`, `client_privacy`, `record_privacy`, `sampling_by_records`,
-  `reset_after_unlearning`, `requests_in_a_row`. Without being named, a protocol that has
+  `reset_after_unlearning`, `requests_in_a_row`, `shards`. Without being named, a protocol that has
   no loss or needs single updates goes with neither secure sums nor `client_privacy`, and one that needs single updates
   goes with no asynchronous rounds.
 """

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -112,9 +112,9 @@ class UnlearningProtocol(Stateful, ABC):
         Remembers the updates of each FedFT exchange; None: nothing is remembered.
     """
 
-    message_type: ClassVar[str] = message_keys.UNLEARN
+    message_type: str = message_keys.UNLEARN
     """Type of the message to the clients that ask."""
-    models_travel: ClassVar[bool] = True
+    models_travel: bool = True
     """Whether they receive the global model and send one back."""
 
     def __init__(self, history: History | None = None) -> None:

@@ -13,6 +13,9 @@ from strategies.protocols.update_history import History, mean_of_others
 
 UPDATES = "newest"
 REFERENCE = True
+NOT_WITH = {
+    "shards": "all that ask in a round are sent one model of the clients that do not, and each shard has its own"
+}
 
 
 class PGAProtocol(ByUnlearning):

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from strategies.arrays import distance, merged, norm
 from strategies.client_update import ClientUpdate
 from strategies.replies import ReplyCheck, metrics_of
+from strategies.shards import OF_ONE_SHARD, Shards
 
 AVERAGED = ("train", "calibrate", "replay", "evaluate")
 """Kinds of exchanges whose replies are averaged with the clients' weights."""
@@ -117,6 +118,21 @@ class Bounds:
         capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in reported.items()}
         return self.shared(capped) if shared else capped
 
+    def by_shard(self, shards: Shards) -> BoundsByShard:
+        """The same bounds in each shard.
+
+        Parameters
+        ----------
+        shards : Shards
+
+        Returns
+        -------
+        BoundsByShard
+        """
+        return BoundsByShard(
+            *(self.records, self.longest, self.max_weight_share, self.max_update_norm, self.free_share), shards=shards
+        )
+
     def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
         """Weights of one average, capped so that no client has more than `max_weight_share`."""
         return _with_shares(weights, self.max_weight_share) if len(weights) > 1 else dict(weights)
@@ -181,6 +197,36 @@ class Bounds:
                 clipped.append(Clipped(client, "norm", far, limits[client]))
             checks.append(verdict)
         return checks, clipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundsByShard(Bounds):
+    """The bounds among the clients of one shard each: medians and shares of averages do not go across shards.
+
+    Attributes
+    ----------
+    shards : Shards
+    """
+
+    shards: Shards
+
+    def apply(
+        self, kind: str, verdicts: Sequence[ReplyCheck], sent: ArrayRecord | None, arrays_key: str, weight_key: str
+    ) -> tuple[list[ReplyCheck], list[Clipped]]:
+        """Apply the bounds shard by shard; see `Bounds.apply`."""
+        checks, clipped = list[ReplyCheck](), list[Clipped]()
+        for shard, own in self.shards.groups(verdicts, lambda verdict: verdict.partition).items():
+            model = sent if sent is None or kind in OF_ONE_SHARD else self.shards.part(sent, shard)
+            kept, cut = Bounds.apply(self, kind, own, model, arrays_key, weight_key)
+            checks, clipped = [*checks, *kept], [*clipped, *cut]
+        return sorted(checks, key=lambda check: check.partition), clipped
+
+    def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
+        """Weights of the shards' averages, capped in each; see `Bounds.shared`."""
+        capped: dict[int, float] = {}
+        for own in self.shards.groups(weights, lambda client: client).values():
+            capped |= Bounds.shared(self, {client: weights[client] for client in own})
+        return capped
 
 
 def _cut(arrays: ArrayRecord, sent: ArrayRecord, far: float, limit: float) -> ArrayRecord:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evaluation.engine.decoders import Continuations
+from evaluation.engine.decoders import Continuations, RowForward
 from evaluation.engine.models import base_model, decoder_layers
 from evaluation.engine.packing import PackedBatch
 
@@ -80,6 +80,10 @@ class Backend(ABC):
     @abstractmethod
     def layer_states(self, batch: PackedBatch, layer: int) -> Tensor:
         """What leaves decoder layer `layer`, from 0, at each of the N row tokens: (N, d)."""
+
+    def row_forward(self) -> RowForward:
+        """The pass over a row without padding on which a `decoder_loop` runs; ValueError where there is none."""
+        raise ValueError(f"the way {self.name} pads its rows, or runs one model's own generation")
 
     @abstractmethod
     def decode(self, work: Continuations) -> list[list[int]]:

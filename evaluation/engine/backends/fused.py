@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from evaluation.engine.backends.base import AnswerRows, Backend
 from evaluation.engine.decoder_loop import decode_rows
-from evaluation.engine.decoders import Continuations
+from evaluation.engine.decoders import Continuations, RowForward
 from evaluation.engine.kernels import HEAD_ROWS
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.models import vocabulary_size
@@ -91,8 +91,11 @@ class FusedBackend(Backend):
     def token_log_probs(self, batch: PackedBatch) -> Tensor:
         return self._fused.token_log_probs(batch)
 
+    def row_forward(self) -> RowForward:
+        return lambda *row: self._fused.logits(*row)
+
     def decode(self, work: Continuations) -> list[list[int]]:
-        return decode_rows(self.model, work, self._fused.logits)
+        return decode_rows(self.model, work, self.row_forward())
 
     def _states(self, batch: PackedBatch, layer: int | None) -> tuple[Tensor, Tensor]:
         """What enters the head, and what leaves `layer` (None: the same), (K, d) each."""

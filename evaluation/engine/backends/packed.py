@@ -20,7 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from evaluation.engine.architectures import ATTENTION
 from evaluation.engine.backends.base import Backend, collected, shortened
 from evaluation.engine.decoder_loop import decode_rows
-from evaluation.engine.decoders import Continuations
+from evaluation.engine.decoders import Continuations, RowForward
 from evaluation.engine.models import base_model
 from evaluation.engine.packing import Layout, PackedBatch
 
@@ -161,5 +161,8 @@ class PackedBackend(Backend):
             forward_row(self.model, batch.input_ids, batch.position_ids, batch.layout, batch.keep[:1])
         return seen[-1][0]
 
+    def row_forward(self) -> RowForward:
+        return partial(forward_row, self.model)
+
     def decode(self, work: Continuations) -> list[list[int]]:
-        return decode_rows(self.model, work, partial(forward_row, self.model))
+        return decode_rows(self.model, work, self.row_forward())

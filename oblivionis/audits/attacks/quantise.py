@@ -7,9 +7,8 @@ import dataclasses
 import numpy as np
 
 from evaluation.engine.quantise import QUANTISERS, quantise_merged
-from oblivionis import seeds
-from oblivionis.audits.attack_questions import Attack, Battery, Row
-from oblivionis.models.assembly import assemble
+from oblivionis.audits.attack_questions import ONE_MODEL, Attack, Battery, Row
+from oblivionis.models.shard_merges import assemble_served, serves_ensemble
 
 LABEL = "quantise"
 WORDED = True
@@ -27,9 +26,10 @@ def _quantised(battery: Battery, name: str) -> Attack:
 
     def run(vector: np.ndarray) -> list[Row]:
         model = dataclasses.replace(config.model, quantization="none")
-        fresh = assemble(model, seeds.derive(config.seed, "adapter"))
-        fresh.flat.load(vector)
+        fresh = assemble_served(dataclasses.replace(config, model=model))
+        fresh.load(vector)
         quantised = dataclasses.replace(fresh, model=quantise_merged(fresh.model, QUANTISERS[name]).eval())
         return battery.ask(quantised, battery.questions, FORMATS[name])
 
-    return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run)
+    unavailable = ONE_MODEL if serves_ensemble(config) else ""
+    return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run, unavailable)

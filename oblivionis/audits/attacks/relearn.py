@@ -13,8 +13,9 @@ from clients.training import TrainSettings
 from evaluation.engine.packing import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis import seeds
-from oblivionis.audits.attack_questions import Attack, Battery, Row
+from oblivionis.audits.attack_questions import ONE_MODEL, Attack, Battery, Row
 from oblivionis.data.records import Record
+from oblivionis.models.shard_merges import serves_ensemble
 from oblivionis.naming import subject_key
 
 LABEL = "relearn"
@@ -46,9 +47,9 @@ def unrelated(battery: Battery, order: random.Random) -> list[Record]:
 
 
 def relearnt(battery: Battery, name: str, trained: Sequence[Record], vector: np.ndarray) -> dict[int, np.ndarray]:
-    """The model of a global vector after each number of updates of `attack.relearn.steps` on the records `trained`.
+    """A model's numbers after each number of updates of `attack.relearn.steps` on the records `trained`.
 
-    name: of the attack, which the order of the records depends on.
+    vector: the global one that it starts from. name: of the attack, which the order of the records depends on.
     """
     assembled = battery.load(vector)
     sequences = [TokenSequence(q.prompt, q.answer) for q in battery.encoded(trained)]
@@ -79,10 +80,12 @@ def _relearning(
     def run(vector: np.ndarray) -> list[Row]:
         rows: list[Row] = []
         for step, after in relearnt(battery, name, trained, vector).items():
-            rows += battery.ask(battery.load(after), asked, f"{name} {step} updates ({label})")
+            battery.assembled.put(after)
+            rows += battery.ask(battery.assembled, asked, f"{name} {step} updates ({label})")
         return rows
 
     steps = battery.config.attack.relearn.steps
     facts = {"train": dataclasses.asdict(_settings(battery)), "steps": steps, "records": [r.id for r in trained]}
     facts |= {"seed": battery.config.seed, "max_new_tokens": battery.max_new_tokens}
-    return Attack("relearn", f"relearn-{name}", facts, run, "" if trained and asked else otherwise)
+    unavailable = ONE_MODEL if serves_ensemble(battery.config) else "" if trained and asked else otherwise
+    return Attack("relearn", f"relearn-{name}", facts, run, unavailable)

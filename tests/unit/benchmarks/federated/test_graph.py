@@ -41,6 +41,14 @@ def cells(file, *overrides):
 # -- identity and graph --------------------------------------------------------------------------------------------
 
 
+def test_a_method_that_takes_over_no_finetune_does_it_in_its_own_run(tmp_path):
+    stages = "stages=[finetune, retrain, unlearn]"
+    plan = graph.plan(cells(suite(tmp_path), stages, "matrix.unlearning=[exact, npo]"))
+    needs = {node.config.unlearning.method: [n.stage for n in node.needs] for node in plan.nodes if node.needs}
+    assert needs == {"exact": ["retrain"], "npo": ["finetune", "retrain"]}
+    assert sorted(node.stage for node in plan.nodes) == ["finetune", "retrain", "unlearn", "unlearn"]
+
+
 def test_cells_share_finetune_and_retrain_and_local(tmp_path):
     plan = graph.plan(
         cells(suite(tmp_path), "stages=[finetune, retrain, unlearn, local]", "matrix.strategy=[fedavg, fedadam]")

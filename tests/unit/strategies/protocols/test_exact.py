@@ -13,14 +13,19 @@ from support.erasing import SETTINGS
 from support.fedtu_clients import Recorder, adapter, content, flat
 
 from strategies import message_keys
-from strategies.protocols.base import ByUnlearning
+from strategies.protocols.base import ByUnlearning, UnlearningProtocol
+from strategies.protocols.by_shard import ByShard
 from strategies.protocols.exact import ExactProtocol
 from strategies.protocols.update_history import MemoryHistory
 from strategies.rounds.fedtu import FedTU, Options, RequestList, UnlearnRequest
 from strategies.rounds.memory_grid import MemoryGrid
+from strategies.rounds.nodes import NodeMap
 from strategies.rounds.update_bounds import Bounds
 from strategies.rules.factory import build
 from strategies.rules.fedadam import FedAdam
+from strategies.rules.server_step import ServerStep
+from strategies.rules.shard_rules import ShardRules
+from strategies.shards import Shards, balanced, dealt
 
 SIZE, RATE, EPOCHS = 6, 0.05, 3
 LABELS = {"finetune": "train", "unlearn": "unlearn"}
@@ -84,6 +89,21 @@ class Plan:
     cut: int | None = None
     """After which round of unlearn the run is stopped, and resumed."""
     bounds: Bounds | None = None
+    shards: Shards = field(default_factory=lambda: Shards((0,)))
+
+    @classmethod
+    def sharded(cls, seed: int) -> Plan:
+        """A drawn plan whose clients are dealt to two to four shards."""
+        plan, rng = cls.drawn(seed), random.Random(f"shards/{seed}")
+        count = rng.randint(2, 4)
+        plan.shards = rng.choice(
+            [
+                dealt(plan.clients, count, seed),
+                balanced([client + 2 for client in range(plan.clients)], count),
+                dealt(plan.clients, count, seed, set(plan.until(99))),
+            ]
+        )
+        return plan
 
     @classmethod
     def drawn(cls, seed: int) -> Plan:
@@ -131,24 +151,42 @@ class Run:
     def __init__(self, plan: Plan, clients: list[Client], requests: RequestList | None) -> None:
         self.plan, self.clients, self.requests = plan, clients, requests
         self.grid = MemoryGrid({client.number: client for client in clients}, keep_log=True)
-        self.history = MemoryHistory(every=plan.every, models_only=True)
+        self.histories = [MemoryHistory(every=plan.every, models_only=True) for _ in range(plan.shards.count)]
         self.recorder, self.drawn_by_records = Recorder(), False
         self.state: dict[str, np.ndarray] = {}
 
+    @property
+    def history(self) -> MemoryHistory:
+        (history,) = self.histories
+        return history
+
+    def rule(self) -> ServerStep:
+        return build(self.plan.aggregator, fraction_train=self.plan.fraction, **SETTINGS[self.plan.aggregator])
+
+    def protocol(self, name: str, inner: ServerStep, history: MemoryHistory) -> UnlearningProtocol:
+        history.stage = name
+        if name != "unlearn":
+            return ByUnlearning(history=history)
+        return ExactProtocol(inner, history, LABELS, carries_on=self.plan.carries_on)
+
     def stage(self, name: str, model: np.ndarray, rounds: range) -> np.ndarray:
-        self.history.stage = name
-        inner = build(self.plan.aggregator, fraction_train=self.plan.fraction, **SETTINGS[self.plan.aggregator])
-        serving = ByUnlearning(history=self.history)
-        if name == "unlearn":
-            serving = ExactProtocol(inner, self.history, LABELS, carries_on=self.plan.carries_on)
+        shards, nodes = self.plan.shards, NodeMap()
+        rules = [self.rule() for _ in self.histories]
+        parts = [self.protocol(name, *pair) for pair in zip(rules, self.histories, strict=True)]
+        inner, serving, options = rules[0], parts[0], Options(stage=LABELS[name], bounds=self.plan.bounds)
+        if shards.count > 1:
+            inner, serving = ShardRules(rules, shards, nodes.partition), ByShard(shards, parts, self.histories)
+            bounds = None if self.plan.bounds is None else self.plan.bounds.by_shard(shards)
+            options = Options(stage=LABELS[name], bounds=bounds, fitting=shards)
         self.recorder = Recorder()
         fedtu = FedTU(
             inner,
             requests=self.requests if name == "unlearn" else None,
             serving=serving,
             listener=self.recorder,
+            nodes=nodes,
             **{"eligible" if self.drawn_by_records else "trains": lambda client: bool(self.clients[client].live)},
-            options=Options(stage=LABELS[name], bounds=self.plan.bounds),
+            options=options,
         )
         if rounds.start > 1:
             fedtu.load_state_dict(self.state)
@@ -161,7 +199,8 @@ class Run:
     def whole(self) -> tuple[dict[int, np.ndarray], np.ndarray]:
         """The model before each round's training in unlearn, and the final one."""
         last, cut = self.plan.rounds["unlearn"], self.plan.cut
-        model = self.stage("finetune", START, range(1, self.plan.rounds["finetune"] + 1))
+        start = np.tile(START, self.plan.shards.count)
+        model = self.stage("finetune", start, range(1, self.plan.rounds["finetune"] + 1))
         before = {}
         for part in [range(1, last + 1)] if cut is None else [range(1, cut + 1), range(cut + 1, last + 1)]:
             ends = {part.start - 1: model}
@@ -177,9 +216,8 @@ def federation(plan: Plan, demanded: dict[int, frozenset[int]] | None = None) ->
     return [Client(number, (demanded or {}).get(number, frozenset())) for number in range(plan.clients)]
 
 
-@pytest.mark.parametrize("seed", range(63))
-def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_records(seed):
-    plan = Plan.drawn(seed)
+@pytest.mark.parametrize("plan", [*map(Plan.drawn, range(63)), *map(Plan.sharded, range(63))])
+def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_records(plan):
     run = Run(plan, federation(plan), plan.requests())
     before, final = run.whole()
     assert {r for r in run.requests.served_in} == {f"r{c}" for asked in plan.demands.values() for c in asked}
@@ -195,6 +233,23 @@ def test_the_model_and_the_moments_are_those_of_a_federation_that_never_had_the_
         np.testing.assert_array_equal(values, never.state[name])
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_shards_that_nobody_asks_of_keep_their_numbers_hashes_and_stored_rounds(seed):
+    plan = Plan.sharded(seed)
+    run, idle = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan), None)
+    (_, model), (_, without) = run.whole(), idle.whole()
+    touched = {plan.shards.of_client[client] for client in plan.until(99)}
+    found, expected = (np.split(each, plan.shards.count) for each in (model, without))
+    for shard in set(range(plan.shards.count)) - touched:
+        np.testing.assert_array_equal(found[shard], expected[shard])
+        assert run.histories[shard].rounds() == idle.histories[shard].rounds()
+        for past in (past for past in run.histories[shard].rounds() if past.stored):
+            kept, same = (each.histories[shard].read(past) for each in (run, idle))
+            np.testing.assert_array_equal(flat(kept.sent), flat(same.sent))
+    again = {c for kind, c, content in run.grid.log if kind == message_keys.TRAIN and "replay" in content["config"]}
+    assert {plan.shards.of_client[client] for client in again} <= touched
+
+
 def asking(**changes) -> Plan:
     plan = Plan("fedadam", 5, 0.6, {"finetune": 4, "unlearn": 2}, {1: {3: frozenset({0})}})
     for name, value in changes.items():
@@ -202,9 +257,11 @@ def asking(**changes) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize("shards", [Shards((0,)), Shards((0, 1, 1, 0, 1))])
 @pytest.mark.parametrize("planted", ["moments", "record", "draw"])
-def test_what_survives_is_found_by_the_comparison(monkeypatch, planted):
-    plan = asking(aggregator="fedadam", demands={1: {3: frozenset(range(5))}}, rounds={"finetune": 6, "unlearn": 3})
+def test_what_survives_is_found_by_the_comparison(monkeypatch, planted, shards):
+    asked, rounds = {1: {3: frozenset(range(5))}}, {"finetune": 6, "unlearn": 3}
+    plan = asking(aggregator="fedadam", demands=asked, rounds=rounds, shards=shards)
     run, never = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan, plan.until(1)), None)
     expected = never.whole()[1]
     np.testing.assert_array_equal(Run(plan, federation(plan), plan.requests()).whole()[1], expected)
@@ -231,6 +288,27 @@ def test_rounds_before_a_client_took_part_are_not_held_again():
     ]
     assert first > 0
     assert sorted(set(replayed)) == list(range(first + 1, 9))
+
+
+def test_a_client_that_trains_on_a_model_of_another_shard_is_found_by_the_comparison(monkeypatch):
+    """What a shard's clients learn leaks to those of another one."""
+    plan = asking(aggregator="fedavg", fraction=1.0, shards=Shards((0, 1, 1, 0, 1)))
+    run, never = Run(plan, federation(plan), plan.requests()), Run(plan, federation(plan, plan.until(1)), None)
+    expected = never.whole()[1]
+    part = Shards.part
+    monkeypatch.setattr(Shards, "part", lambda self, model, shard: part(self, model, 0))
+    assert not np.array_equal(run.whole()[1], expected)
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_silent_client_of_another_shard_keeps_nobody_waiting(silent):
+    plan = asking(fraction=1.0, rounds={"finetune": 4, "unlearn": 1}, shards=Shards((0, 0, 1, 0, 1)))
+    run = Run(plan, federation(plan), plan.requests())
+    model = run.stage("finetune", np.tile(START, 2), range(1, 5))
+    run.clients[silent].silent = True
+    run.stage("unlearn", model, range(1, 2))
+    assert run.requests.served_in == ({} if silent == 1 else {"r3": 1})
+    assert ("client 1, which took part" in run.requests.reasons.get("r3", "")) is (silent == 1)
 
 
 def test_a_silent_client_makes_it_impossible_and_is_named(caplog):
@@ -288,7 +366,7 @@ def test_a_client_that_withholds_more_while_rounds_are_held_again_is_named_and_s
 def test_a_client_from_before_the_stored_rounds_keeps_the_others_waiting_and_is_named():
     plan = asking(fraction=0.4, rounds={"finetune": 8, "unlearn": 1})
     run = Run(plan, federation(plan), None)
-    run.history = MemoryHistory(keep=6, models_only=True)
+    run.histories = [MemoryHistory(keep=6, models_only=True)]
     model = run.stage("finetune", START, range(1, 9))
     firsts = {c: next(i for i, p in enumerate(run.history.rounds()) if c in p.clients) for c in range(5)}
     early, late = min(firsts, key=firsts.__getitem__), max(firsts, key=firsts.__getitem__)
