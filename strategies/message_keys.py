@@ -83,6 +83,11 @@ RUN: Final = "run"
 """str: the name of the run."""
 SEALED: Final = "sealed-requests"
 """bool, in a query: nodes must not reveal their requests, which are served hidden in cover exchanges."""
+MODEL: Final = "model"
+"""str, in a query: the SHA-256 of the model that the run began with, where others made it; `MODELS` and `RUNS` are the
+hashes and the runs' names of all that it comes of, list[str]."""
+MODELS: Final = "models"
+RUNS: Final = "runs"
 SESSIONS: Final = "sessions"
 """list[str]: outcomes of cover exchanges that the node took part in, each a JSON object."""
 

@@ -138,7 +138,8 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
     assert judged is not None
     event = "verified" if judged.outcome == VERIFIED else "verification_failed"
     info = {"outcome": judged.outcome, "why": judged.why, "rouge": judged.recall, "limit": thresholds.max_recall}
-    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **info)
+    model = vector_hash(last.vector)
+    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, model=model, **info)
     failed = {moment: reported.get("failed_evaluators", 0.0) for moment, reported in numbers.items()}
     return judged, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
 

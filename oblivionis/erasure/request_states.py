@@ -17,6 +17,7 @@ from oblivionis.erasure.events import (
     Committed,
     Covered,
     Decided,
+    Descends,
     Event,
     Exchanged,
     HeldBack,
@@ -31,11 +32,11 @@ from oblivionis.erasure.events import (
     Verification,
     Verified,
 )
-from oblivionis.erasure.request import REJECTED, SEALED, NodeRequest, Request, RequestError
+from oblivionis.erasure.request import COVERED, REJECTED, SEALED, NodeRequest, Request, RequestError
 from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
 from oblivionis.erasure.verification_rules import VERIFIED, Thresholds
 from oblivionis.naming import subject_key
-from strategies.message_keys import AUDIT, BURY, UNLEARN
+from strategies.message_keys import AUDIT, BURY, TRAIN, UNLEARN
 
 _WAITING = "in a cover exchange; the server has not said yet whether it counts"
 R = TypeVar("R", Request, NodeRequest)
@@ -120,6 +121,11 @@ class NodeStates(RequestStates[NodeRequest]):
         By request the cover exchange that it is sealed in, and the one that served it.
     configs : dict
         By run the hash of its configuration that this node learned last.
+    descents : dict
+        By run the event that says with whose model it began last.
+    owed, excused : dict of str to set of str
+        By such a run the requests that it is told again, since its first model knew their records, and those that it is
+        not told, since that model comes of one that has forgotten them.
     """
 
     def __init__(self) -> None:
@@ -130,6 +136,15 @@ class NodeStates(RequestStates[NodeRequest]):
         self.sealed: dict[str, str] = {}
         self.served_in: dict[str, str] = {}
         self.configs: dict[str, str] = {}
+        self.descents: dict[str, Descends] = {}
+        self.owed: dict[str, set[str]] = {}
+        self.excused: dict[str, set[str]] = {}
+        self._worked = list[tuple[str, str, int]]()
+        """Of each model that this node trained: its hash, the run, and how many requests were made until then."""
+        self._audited: dict[tuple[str, str], str] = {}
+        """By run and request the model that this node measured as the final one."""
+        self._forgotten: dict[str, dict[str, str]] = {}
+        """By request and run the hash of the model that has verifiably forgotten its records."""
         self._exchanged = Counter[tuple[str, int, str]]()
         """By run, round and request how many exchanges of this node no server has called served yet."""
         self._holding: set[str] = set()
@@ -140,6 +155,26 @@ class NodeStates(RequestStates[NodeRequest]):
     def withheld(self) -> frozenset[str]:
         """Ids of the records that requests name, whatever has become of these, and of those that are held back."""
         return frozenset(i for r in self.requests.values() for i in (*r.record_ids, *r.held_back))
+
+    def due(self, run: str) -> list[NodeRequest]:
+        """The requests that `run` is told: those not settled, and those that its own first model knew, but none that
+        this has forgotten."""
+        owed, excused = self.owed.get(run, set()), self.excused.get(run, set())
+        return [r for r in self.requests.values() if (not r.settled or r.id in owed) and r.id not in excused]
+
+    def knew(self, request_id: str) -> dict[str, str]:
+        """The runs that trained on the records of a request before it was made, or began with the model of such a one,
+        by name, with the hash of the latter's first model."""
+        number = list(self.requests).index(request_id)
+        runs = {run: "" for _, run, made in self._worked if made <= number}
+        return runs | {run: of.model for run, of in self.descents.items() if self._knew(number, of)}
+
+    def _knew(self, number: int, descent: Descends) -> bool:
+        """Whether a model that this node trained before it made its request of that number is among those that another
+        comes of. A run that took several of its rounds before is one as a whole: not every round's model is known."""
+        models, runs = frozenset(descent.models), {*descent.runs}
+        runs.update(run for model, run, _ in self._worked if model in models)
+        return any(run in runs for _, run, made in self._worked if made <= number)
 
     def _made(self, event: Submitted) -> NodeRequest:
         request = event.node_request()
@@ -158,9 +193,19 @@ class NodeStates(RequestStates[NodeRequest]):
                 self._exchanged[run, event.round or 0, request.id] -= 1
         if isinstance(event, HeldBack):
             self._holding.add(request.id)
+        if isinstance(event, Verification | RolledBack):
+            self._forget(event, run or request.run)
         self._unseal(event)
         changes: Mapping[str, Any] = event.node_changes(request, self._measured.get((run, request.id), {}))
         return replace(request, **{"run": run or request.run, **changes})
+
+    def _forget(self, event: Verification | RolledBack, run: str) -> None:
+        """Keep which model has forgotten the request's records, by the newest verification in `run`."""
+        self._forgotten.setdefault(event.id, {}).pop(run, None)
+        if isinstance(event, Verified):
+            self.owed.get(run, set()).discard(event.id)
+            if model := event.model or self._audited.get((run, event.id), ""):
+                self._forgotten[event.id][run] = model
 
     def _unseal(self, event: RequestEvent) -> None:
         """Keep by which cover exchange a request is served, if by any."""
@@ -183,11 +228,24 @@ class NodeStates(RequestStates[NodeRequest]):
             self.outcomes[event.session] = event
         elif isinstance(event, Run):
             self.configs[event.run] = event.config
+        elif isinstance(event, Descends):
+            self._begin(event)
 
     def _known(self, request_id: str) -> NodeRequest:
         if request_id not in self.requests:
             raise RequestError(f"it names request {request_id!r}, which was never made")
         return self.requests[request_id]
+
+    def _begin(self, event: Descends) -> None:
+        """A run begins with a model that others made: what does it owe?"""
+        self.descents[event.run] = event
+        models, owed, excused = frozenset(event.models), set[str](), set[str]()
+        for number, request in enumerate(self.requests.values()):
+            if models.intersection(self._forgotten.get(request.id, {}).values()):
+                excused.add(request.id)
+            elif request.state != COVERED and self._knew(number, event):
+                owed.add(request.id)
+        self.owed[event.run], self.excused[event.run] = owed, excused
 
     def _commit(self, event: Committed) -> None:
         """The requests of a cover exchange are sealed in it."""
@@ -202,6 +260,8 @@ class NodeStates(RequestStates[NodeRequest]):
 
     def _exchange(self, event: Exchanged) -> None:
         """Keep what the node did for requests, and what it measured of them last."""
+        if event.kind in (TRAIN, UNLEARN) and event.before:
+            self._worked.append((event.before, event.run, len(self.requests)))
         for name in event.requests:
             request_id = name if name in self.requests else own_id(name, event.client)
             measured = self._measured.setdefault((event.run, request_id), {})
@@ -210,6 +270,8 @@ class NodeStates(RequestStates[NodeRequest]):
                 measured.pop("final", None)
             elif event.kind == AUDIT:
                 measured[event.moment] = None if event.numbers is UNSET else event.numbers
+                if event.moment == "final":
+                    self._audited[event.run, request_id] = event.before
 
     def _unproven(self, request: NodeRequest, event: RequestEvent) -> str:
         """Why this node does not believe what a server says of a request; empty where it does."""

@@ -17,6 +17,7 @@ from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.runs import artifact_binding
+from oblivionis.runs.ancestry import note_descent, of_base
 from oblivionis.runs.duration_forecast import plan
 from oblivionis.runs.failed_evaluators import warn
 from oblivionis.runs.reuse import import_stages
@@ -57,6 +58,7 @@ def _run_stages(server: Server) -> None:
     artifact_binding.start(run)
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
+    note_descent(run, of_base(config))
     server.open_account()
     _tell_of_data(server)
     _check_ruler(server)
