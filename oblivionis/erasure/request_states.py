@@ -24,6 +24,7 @@ from oblivionis.erasure.events import (
     LeftOut,
     Rejoined,
     RequestEvent,
+    Retired,
     RolledBack,
     Run,
     Served,
@@ -121,8 +122,12 @@ class NodeStates(RequestStates[NodeRequest]):
         By request the cover exchange that it is sealed in, and the one that served it.
     configs : dict
         By run the hash of its configuration that this node learned last.
+    results : dict
+        By request and run what that came to there: the request's state in it.
     descents : dict
         By run the event that says with whose model it began last.
+    retired : list of Retired
+        What this node's user said of models that are used no more.
     owed, excused : dict of str to set of str
         By such a run the requests that it is told again, since its first model knew their records, and those that it is
         not told, since that model comes of one that has forgotten them.
@@ -136,7 +141,9 @@ class NodeStates(RequestStates[NodeRequest]):
         self.sealed: dict[str, str] = {}
         self.served_in: dict[str, str] = {}
         self.configs: dict[str, str] = {}
+        self.results: dict[str, dict[str, str]] = {}
         self.descents: dict[str, Descends] = {}
+        self.retired: list[Retired] = []
         self.owed: dict[str, set[str]] = {}
         self.excused: dict[str, set[str]] = {}
         self._worked = list[tuple[str, str, int]]()
@@ -162,12 +169,18 @@ class NodeStates(RequestStates[NodeRequest]):
         owed, excused = self.owed.get(run, set()), self.excused.get(run, set())
         return [r for r in self.requests.values() if (not r.settled or r.id in owed) and r.id not in excused]
 
-    def knew(self, request_id: str) -> dict[str, str]:
-        """The runs that trained on the records of a request before it was made, or began with the model of such a one,
-        by name, with the hash of the latter's first model."""
+    def knew(self, request_id: str) -> list[str]:
+        """The runs whose models knew the records of a request: they trained on them before it was made, or began with
+        the model of such a one."""
         number = list(self.requests).index(request_id)
-        runs = {run: "" for _, run, made in self._worked if made <= number}
-        return runs | {run: of.model for run, of in self.descents.items() if self._knew(number, of)}
+        trained = [run for _, run, made in self._worked if made <= number]
+        return list(dict.fromkeys([*trained, *(run for run, of in self.descents.items() if self._knew(number, of))]))
+
+    def model_of(self, run: str, request_id: str) -> str:
+        """The hash of the model that a run left, as far as this node was told: the one that it measured for a request,
+        or that another run began with; empty where it does not know."""
+        begun = [of.model for of in self.descents.values() if of.runs[-1:] == (run,)]
+        return self._audited.get((run, request_id)) or (begun or [""])[-1]
 
     def _knew(self, number: int, descent: Descends) -> bool:
         """Whether a model that this node trained before it made its request of that number is among those that another
@@ -197,7 +210,10 @@ class NodeStates(RequestStates[NodeRequest]):
             self._forget(event, run or request.run)
         self._unseal(event)
         changes: Mapping[str, Any] = event.node_changes(request, self._measured.get((run, request.id), {}))
-        return replace(request, **{"run": run or request.run, **changes})
+        changed = replace(request, **{"run": run or request.run, **changes})
+        if "state" in changes:
+            self.results.setdefault(request.id, {})[changed.run] = changed.state
+        return changed
 
     def _forget(self, event: Verification | RolledBack, run: str) -> None:
         """Keep which model has forgotten the request's records, by the newest verification in `run`."""
@@ -230,6 +246,8 @@ class NodeStates(RequestStates[NodeRequest]):
             self.configs[event.run] = event.config
         elif isinstance(event, Descends):
             self._begin(event)
+        elif isinstance(event, Retired):
+            self.retired.append(event)
 
     def _known(self, request_id: str) -> NodeRequest:
         if request_id not in self.requests:
@@ -255,6 +273,7 @@ class NodeStates(RequestStates[NodeRequest]):
             sealed: dict[str, Any] = {"state": SEALED, "run": event.run, "note": _WAITING}
             count = request.exchanges + (not event.again)
             self.requests[request.id] = replace(request, **sealed, served_round=None, rouge=None, exchanges=count)
+            self.results.setdefault(request.id, {})[event.run] = SEALED
             self.sealed[request.id] = event.session
             self.served_in.pop(request.id, None)
 

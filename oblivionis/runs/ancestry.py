@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 from oblivionis.config.schema import Config
 from oblivionis.files import read_json, write_json
 from oblivionis.runs.directory import RunDirectory, vector_hash
-from oblivionis.runs.ledger_run_events import CHECKPOINT, DESCENDS, SEALED, run_name
+from oblivionis.runs.ledger_run_events import CHECKPOINT, DESCENDS, SEALED, STAGE, run_name
 
 LINEAGE_FILE = "lineage.json"
 _LEADING_TO = {"finetune": ("finetune",), "retrain": ("retrain",), "unlearn": ("finetune", "unlearn")}
@@ -46,34 +47,42 @@ class Descent(msgspec.Struct, frozen=True):
         return Descent(self.model, *joined)
 
 
-def descent_of(run: RunDirectory, stage: str) -> Descent | None:
-    """What the model that a finished stage of a run left comes of; None of an unfinished one.
+def descents(run: RunDirectory) -> dict[str, Descent]:
+    """By finished stage what the model comes of that it left.
 
-    FileError for a ledger that cannot be read, RunError for a missing model that the ledger does not name.
+    By the run's ledger, or, where an earlier version named no model there, by the checkpoint. FileError for a ledger
+    that cannot be read, RunError for such a checkpoint that is gone.
     """
-    if (final := final_model(run, stage)) is None:
-        return None
-    rounds = [entry["model"] for entry in run.lines(CHECKPOINT) if entry["stage"] in _LEADING_TO[stage]]
-    return Descent(final, (*rounds, final), (name_of(run),)).and_of(begun_with(run))
+    lines = run.lines(CHECKPOINT, SEALED, DESCENDS, "opened", STAGE)
+    name, begun = run_name(lines) or run.name, _begun_with(lines)
+    found = {}
+    for stage, before in _LEADING_TO.items():
+        if run.stage_summary(stage) is not None:
+            rounds = tuple(e["model"] for e in lines if e["event"] == CHECKPOINT and e["stage"] in before)
+            final = _final(lines, stage) or vector_hash(run.load_checkpoint(stage).vector)
+            of_others = begun is not None and begun.model == final
+            found[stage] = begun if of_others else Descent(final, (*rounds, final), (name,)).and_of(begun)
+    return found
 
 
-def final_model(run: RunDirectory, stage: str) -> str | None:
-    """The hash of the model that a finished stage left, None of an unfinished one; by the run's ledger, or, where an
-    earlier version named none, by the checkpoint."""
-    if run.stage_summary(stage) is None:
-        return None
-    for entry in reversed(run.lines(CHECKPOINT, SEALED)):
+def _final(lines: Sequence[Mapping[str, Any]], stage: str) -> str | None:
+    """The hash of the model that a stage left, by the lines of a ledger."""
+    for entry in reversed(lines):
         if entry["event"] == SEALED and stage in entry.get("models", {}):
             return entry["models"][stage]
         if entry["event"] == CHECKPOINT and entry["stage"] == stage:
             return entry["model"]
-    return vector_hash(run.load_checkpoint(stage).vector)
+    return None
 
 
 def begun_with(run: RunDirectory) -> Descent | None:
     """What the model comes of that a run began with; None where nobody trained it before."""
-    lines = run.lines(DESCENDS)
-    return Descent(lines[-1]["model"], *(tuple(lines[-1][name]) for name in ("models", "runs"))) if lines else None
+    return _begun_with(run.lines(DESCENDS))
+
+
+def _begun_with(lines: Sequence[Mapping[str, Any]]) -> Descent | None:
+    said = [entry for entry in lines if entry["event"] == DESCENDS][-1:]
+    return Descent(said[0]["model"], *(tuple(said[0][name]) for name in ("models", "runs"))) if said else None
 
 
 def note_descent(run: RunDirectory, descent: Descent | None) -> None:
@@ -104,9 +113,3 @@ def read_lineage(folder: Path) -> Descent | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return msgspec.convert(content, Descent)
-
-
-def name_of(run: RunDirectory) -> str:
-    """The name of a run by its ledger, whatever its folder is called now."""
-    return run_name(run.lines("opened", "stage")) or run.name
-
