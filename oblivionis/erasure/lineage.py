@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -28,7 +28,7 @@ from oblivionis.errors import OblivionisError, RunError
 from oblivionis.files import checked
 from oblivionis.naming import MODELS
 from oblivionis.runs.ancestry import Descent, begun_with, descents, read_lineage
-from oblivionis.runs.directory import RunDirectory, list_runs
+from oblivionis.runs.directory import RunDirectory, list_runs, read_checkpoint, vector_hash
 
 FILE = "models.jsonl"
 EXPORTED, MADE, RETIRED = "exported", "made", "retired"
@@ -39,8 +39,8 @@ NOT_FOUND, UNKNOWN = "not found", "not known"
 FORGOTTEN = "forgotten before"
 """A model that comes of one that has forgotten the records of a request."""
 _CLOSED = (VERIFIED, COVERED, RETIRED, FORGOTTEN)
-_SHORT = 12
-"""Digits of a hash that are shown."""
+_SHORT, _SHOWN = 12, 5
+"""Digits of a hash, and demands, that are shown."""
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
 _SHAPES = {EXPORTED: Descent, MADE: Descent, RETIRED: TypedDict("Retired", {"model": str, "reason": str})}
 _SCHEDULE = re.compile(r"^\s+policy: file$", re.MULTILINE)
@@ -163,7 +163,26 @@ def registered(folder: Path) -> list[Mapping[str, Any]]:
     return list(lines.entries)
 
 
-def register(folder: Path, event: str, descent: Descent, **said: str) -> None:
+def open_line(model: Model, remedy: str, without: Collection[str] = ()) -> str:
+    """A line that names the demands, `without` some, whose records a model may still know; empty without any."""
+    names = [name for name in model.open if name not in without]
+    if not names:
+        return ""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    records = f"the records of {len(names)} deletion request{'s' * (len(names) > 1)} ({shown})"
+    return f"{model.what} ({model.short}) may still know {records}: {remedy}"
+
+
+def still_known(run: RunDirectory, requests: Sequence[Request], covered: str) -> list[tuple[Model, dict[str, str]]]:
+    """The models beside a run, other than the one with the hash `covered`, that may still know what these requests are
+    about, with what came of each request there."""
+    names = {name for r in requests for name in (r.told or r.id, f"{r.told or r.id} of client {r.client}")}
+    found = models_in(run.path.parent, [r.id for r in requests]).models
+    open_ = {m.model: {name: m.demands[name] for name in m.open if name in names} for m in found if m.model != covered}
+    return [(m, open_[m.model]) for m in found if open_.get(m.model)]
+
+
+def register(folder: Path, event: str, descent: Descent, /, **said: str) -> None:
     """Enter durably what was done with a model: `EXPORTED` or `MADE`, with `stage` and, of an export, its `folder`."""
     Chain(folder / FILE).append([{"event": event, "time": time.time(), **said, **msgspec.to_builtins(descent)}])
 
@@ -176,6 +195,28 @@ def retire(models: Models, model: Model, reason: str) -> None:
         raise RunError(f"{model.what} ({model.short}) is retired already: {model.retired}")
     line = {"event": RETIRED, "time": time.time(), "model": model.model, "reason": reason}
     Chain(models.folder / FILE).append([line])
+
+
+def find_model(text: str, stage: str | None, folder: Path) -> tuple[Models, Model]:
+    """The model that a user names: a run (of `stage`, else its last finished one), a checkpoint, an exported model, or
+    the beginning of a hash; with those of its folder, which for the latter two is `folder`.
+
+    RunError where there is none.
+    """
+    path = Path(text).expanduser()
+    if path.is_file() and len(path.resolve().parents) > 2:
+        checkpoint, folder = read_checkpoint(path), path.resolve().parents[3]
+        text = vector_hash(checkpoint.vector)
+    elif (path / "config.yaml").is_file():
+        finished, folder = descents(RunDirectory.open(path)), path.resolve().parent
+        name = stage or next((s for s in ("unlearn", "retrain", "finetune") if s in finished), "")
+        if name not in finished:
+            raise RunError(f"{path}: {f'stage {name} is' if name else 'no stage is'} finished; name one with --stage")
+        text = finished[name].model
+    elif (exported := read_lineage(path)) is not None:
+        text = exported.model
+    found = models_in(folder)
+    return found, found.find(text)
 
 
 def require_used(folder: Path, model: str, what: str) -> None:

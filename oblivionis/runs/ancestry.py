@@ -15,7 +15,7 @@ import msgspec
 
 from oblivionis.config.schema import Config
 from oblivionis.files import read_json, write_json
-from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash
 from oblivionis.runs.ledger_run_events import CHECKPOINT, DESCENDS, SEALED, STAGE, run_name
 
 LINEAGE_FILE = "lineage.json"
@@ -63,6 +63,23 @@ def descents(run: RunDirectory) -> dict[str, Descent]:
             of_others = begun is not None and begun.model == final
             found[stage] = begun if of_others else Descent(final, (*rounds, final), (name,)).and_of(begun)
     return found
+
+
+def descent_of(run: RunDirectory, checkpoint: Checkpoint) -> Descent:
+    """What the model of a checkpoint of a run comes of: of none that came later. Raises as `descents`."""
+    model = vector_hash(checkpoint.vector)
+    finished = descents(run).get(checkpoint.stage)
+    if finished is not None and finished.model == model:
+        return finished
+    lines = run.lines(CHECKPOINT, "opened", STAGE)
+    before = [
+        entry["model"]
+        for entry in lines
+        if entry["event"] == CHECKPOINT
+        and entry["stage"] in _LEADING_TO.get(checkpoint.stage, ())
+        and (entry["stage"] != checkpoint.stage or entry["round"] <= checkpoint.round)
+    ]
+    return Descent(model, (*before, model), (run_name(lines) or run.name,)).and_of(begun_with(run))
 
 
 def _final(lines: Sequence[Mapping[str, Any]], stage: str) -> str | None:

@@ -35,9 +35,9 @@ from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
 from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened, program_of, run_name
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
-from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
+from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, not_covered, scope_of
 from oblivionis.runs import artifact_binding
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.version import __version__
 
 FORMAT, VERSION = "oblivionis erasure certificate", 2
@@ -110,6 +110,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
             "oblivionis": program_of(run),
             "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
         },
+        **({} if opened else not_covered(run, scope, vector_hash(run.load_checkpoint(STAGE).vector))),
         "files": dict(files),
         "replay": _replay(name, config),
         "issued": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
