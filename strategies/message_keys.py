@@ -67,6 +67,9 @@ SCOPE_CLIENT: Final = "client"
 SCOPE_SUBJECT: Final = "subject"
 """The named records, which are those about one person; other clients may be asked for theirs in the same round."""
 
+SAMPLES: Final = "leakage-samples"
+"""int, in an `AUDIT` message of a request that is measured again: answers sampled to a question, in place of the
+configured number."""
 REQUESTS: Final = "requests"
 """The ConfigRecord of a reply to `QUERY` with a node's own requests, by `REQUEST_IDS`, `RECORD_IDS`, …"""
 LEDGER: Final = "ledger"

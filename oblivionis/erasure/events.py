@@ -250,6 +250,9 @@ class Verified(Verification):
 class VerificationFailed(Verification):
     """The request is not verified; lines of early versions do not say what was found instead."""
 
+    def run_changes(self, request: Request) -> Changes:
+        return {**super().run_changes(request), "state": SERVED}
+
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
         known = self.outcome in OUTCOMES and self.outcome != VERIFIED
         state = self.outcome if known else NOT_VERIFIED

@@ -33,7 +33,7 @@ from oblivionis.erasure.events import (
     Verification,
     Verified,
 )
-from oblivionis.erasure.request import COVERED, REJECTED, SEALED, NodeRequest, Request, RequestError
+from oblivionis.erasure.request import COVERED, OPEN, REJECTED, SEALED, NodeRequest, Request, RequestError
 from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
 from oblivionis.erasure.verification_rules import VERIFIED, Thresholds
 from oblivionis.naming import subject_key
@@ -209,6 +209,10 @@ class NodeStates(RequestStates[NodeRequest]):
         if isinstance(event, Verification | RolledBack):
             self._forget(event, run or request.run)
         self._unseal(event)
+        if isinstance(event, Verification) and run and run != request.run:
+            found = event.node_changes(request, self._measured.get((run, request.id), {}))
+            self.results[request.id][run] = str(found["state"])
+            return request  # it is about the model of an earlier run, which was measured again
         changes: Mapping[str, Any] = event.node_changes(request, self._measured.get((run, request.id), {}))
         changed = replace(request, **{"run": run or request.run, **changes})
         if "state" in changes:
@@ -300,7 +304,9 @@ class NodeStates(RequestStates[NodeRequest]):
             exchanged = self._exchanged[event.run, event.round or 0, request.id]
             return "" if exchanged > 0 else f"{said}; this node did no such exchange"
         if isinstance(event, Verification):
-            if request.served_round is None or request.run != event.run:
+            earlier = request.run != event.run
+            known = self.results.get(request.id, {}).get(event.run, OPEN)
+            if known in (OPEN, SEALED, REJECTED) if earlier else request.served_round is None:
                 return f"{said}; by this node's ledger it did not serve the request"
             return self._unverified(request, event, said) if isinstance(event, Verified) else ""
         if isinstance(event, Covered):
