@@ -223,7 +223,7 @@ def _print_models(found: Models) -> None:
     for head in ("is", "lies in", "demands"):
         table.add_column(head, overflow="fold")
     for m in found.models:
-        where = ", ".join(m.places) or "not found"
+        where = ", ".join(map(_near, m.places)) or "not found"
         states = ", ".join(f"{name}: {state}" for name, state in m.demands.items()) or "none"
         table.add_row(m.short, m.what, where, f"retired: {m.retired}" if m.retired else states)
     if table.rows:
@@ -235,6 +235,12 @@ def _print_models(found: Models) -> None:
         which = "; ".join(f"{m.what}: {', '.join(m.open)}" for m in knows)
         lines.append(f"may still know: {which}. Serve it in a run that starts from there, or `oblivionis model retire`")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _near(place: str) -> str:
+    """A place by its path from here, where it lies below."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
 
 
 def _print_known(known: dict[str, list[Any]]) -> None:

@@ -8,7 +8,8 @@ records (`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`, `dat
 excluded and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
 (`epochs`, `federation.local_epochs`, `unlearning.epochs`, `model.lora.rank`, `lora-rank`, the lengths and counts of an
 audit's answers, `leakage-samples`, the size of `settings`, how many messages there are). Each is bounded here. Other
-paths of a configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
+paths of a configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client
+reads.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ class Models:
         if len(found) == 1:
             return found[0]
         which = f"the hashes of {len(found)} models begin with {text}" if found else f"{text!r} names no model"
-        raise RunError(f"{self.folder}: {which}: name a run, an exported model, or a hash of `oblivionis model list`")
+        raise RunError(
+            f"{self.folder}: {which}: name a run, an exported model, or 6 digits of a hash of `oblivionis model list`"
+        )
 
     def of(self, model: str) -> Model | None:
         """The model with that hash."""

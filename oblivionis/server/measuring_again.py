@@ -38,6 +38,7 @@ def measure_again(server: Server, samples: int) -> None:
     if not served:
         raise RunError(f"{run.path}: it has served no request, there is nothing to measure")
     rounds, vector = int(summary["rounds"]), run.load_checkpoint(STAGE).vector
+    server.events.stage_started(STAGE, rounds, rounds)
     artifact_binding.keep_rows(run, STAGE)
     audits = ClientAudits(server, STAGE, SAMPLING[STAGE], samples)
     measured = audits.ask_again(served, rounds, vector)
