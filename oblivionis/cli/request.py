@@ -123,9 +123,9 @@ def list_requests(node_dir: NodeDir, as_json: AsJson = False) -> None:
         table.add_row(*_row(r))
     Console().print(table, markup=False, highlight=False)
     for name, models in known.items():
-        states = ", ".join(f"{of.run} {of.state}" for of in models)
-        said = f"models that knew {name}: {states}" if models else f"no model of this node knew {name}"
-        Console().print(said, markup=False, highlight=False, soft_wrap=True)
+        said = f"models that knew {name}: {', '.join(f'{of.run} {of.state}' for of in models)}" if models else ""
+        if said:
+            Console().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @request_cli.command("open")

@@ -93,9 +93,7 @@ class Models:
         if len(found) == 1:
             return found[0]
         which = f"the hashes of {len(found)} models begin with {text}" if found else f"{text!r} names no model"
-        raise RunError(
-            f"{self.folder}: {which}: name a run, an exported model, or 6 digits of a hash of `oblivionis model list`"
-        )
+        raise RunError(f"{self.folder}: {which}: name a run, an exported model, or 6 digits of `oblivionis model list`")
 
     def of(self, model: str) -> Model | None:
         """The model with that hash."""
@@ -296,7 +294,12 @@ class Knowing:
 
 
 def knowing(states: NodeStates, request_id: str) -> list[Knowing]:
-    """The runs whose models knew the records of a request before it was served there, and what it came to in each."""
+    """The runs whose models knew the records of a request before it was served there, and what it came to in each.
+
+    None of a covered request, for which earlier ones stand.
+    """
+    if states.requests[request_id].state == COVERED:
+        return []
     results = states.results.get(request_id, {})
     found = []
     for run in dict.fromkeys((*states.knew(request_id), *results)):
