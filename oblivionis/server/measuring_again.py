@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from oblivionis.erasure.hidden_requests import seals
+from oblivionis.erasure.ledger import NoRequests
+from oblivionis.erasure.record_holders import LedgerRequests, SimulatedRequests
 from oblivionis.errors import NotMeasured, RunError
 from oblivionis.reports.certificate.signing import mark_superseded
 from oblivionis.runs import artifact_binding
@@ -22,18 +24,18 @@ def measure_again(server: Server, samples: int) -> None:
     Raises
     ------
     RunError
-        For a run whose clients do not make their requests themselves, or where the server sees none of them; for one
-        with an unfinished stage, and one that has served no request.
+        For a run whose clients do not keep their records, or where the server sees no request; for one with an
+        unfinished stage, and one that has served no request.
     NotMeasured
         Where a client did not measure: what it measured before stays.
     """
     run, config = server.run, server.config
-    if config.unlearning.requests.policy != "nodes" or seals(config):
-        how = "each node measures its own: `oblivionis request audit --node-dir DIR ID`" if seals(config) else ""
-        raise RunError(f"{run.path}: its server was told no request by a node; {how or '`oblivionis audit leakage`'}")
+    if not config.data.on_clients or seals(config):
+        how = "request audit --node-dir DIR ID" if seals(config) else "audit leakage RUN"
+        raise RunError(f"{run.path}: no client measures for its server; use `oblivionis {how}`")
     if (summary := run.stage_summary(STAGE)) is None:
         raise RunError(f"{run.path}: the stage {STAGE} is unfinished; oblivionis simulate --resume {run.path}")
-    requests = server.node_requests()
+    requests = _requests(server)
     served = requests.served_so_far()
     if not served:
         raise RunError(f"{run.path}: it has served no request, there is nothing to measure")
@@ -51,3 +53,10 @@ def measure_again(server: Server, samples: int) -> None:
         server.events.note(f"request {request_id}: {judgement.outcome}, {judgement.why}")
     if missing := [r.id for r in served if r.id not in measured]:
         raise NotMeasured(f"not measured again: {', '.join(missing)}; the lines above say why. What was known stays")
+
+
+def _requests(server: Server) -> LedgerRequests:
+    """The requests of the run, to which none is added."""
+    if server.config.unlearning.requests.policy == "nodes":
+        return server.node_requests()
+    return SimulatedRequests.of(server.config, server.run, server.holdings, NoRequests())
