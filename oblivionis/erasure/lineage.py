@@ -27,6 +27,7 @@ from oblivionis.erasure.verification_rules import VERIFIED
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.files import checked
 from oblivionis.naming import MODELS
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.ancestry import Descent, begun_with, descents, read_lineage
 from oblivionis.runs.directory import RunDirectory, list_runs, read_checkpoint, vector_hash
 
@@ -208,7 +209,7 @@ def find_model(text: str, stage: str | None, folder: Path) -> tuple[Models, Mode
         checkpoint, folder = read_checkpoint(path), path.resolve().parents[3]
         text = vector_hash(checkpoint.vector)
     elif (path / "config.yaml").is_file():
-        finished, folder = descents(RunDirectory.open(path)), path.resolve().parent
+        finished, folder = descents(artifact_binding.opened(path, with_models=False)), path.resolve().parent
         name = stage or next((s for s in ("unlearn", "retrain", "finetune") if s in finished), "")
         if name not in finished:
             raise RunError(f"{path}: {f'stage {name} is' if name else 'no stage is'} finished; name one with --stage")

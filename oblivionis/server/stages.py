@@ -21,7 +21,6 @@ from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.ancestry import begun_with, descents, note_descent, of_base
-from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.duration_forecast import plan
 from oblivionis.runs.failed_evaluators import warn
 from oblivionis.runs.reuse import import_stages
@@ -90,7 +89,8 @@ def _run_stages(server: Server) -> None:
 
 def _check_start(server: Server) -> None:
     """Refuse to begin with a model that is retired, and tell once which demands it still knows the records of."""
-    config, source = server.config, RunDirectory.open(Path(str(server.config.start_from)).expanduser())
+    config, place = server.config, Path(str(server.config.start_from)).expanduser()
+    source = artifact_binding.opened(place, with_models=False)
     model = descents(source).get("finetune")
     if model is None or begun_with(server.run) is not None:
         return
