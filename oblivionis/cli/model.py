@@ -224,7 +224,7 @@ def _print_models(found: Models) -> None:
         table.add_column(head, overflow="fold")
     for m in found.models:
         where = ", ".join(map(_near, m.places)) or "not found"
-        states = ", ".join(f"{name}: {state}" for name, state in m.demands.items()) or "none"
+        states = ", ".join(f"{name}: {state}" for name, state in m.demands.items()) or "none known here"
         table.add_row(m.short, m.what, where, f"retired: {m.retired}" if m.retired else states)
     if table.rows:
         console.print(table, markup=False, highlight=False)

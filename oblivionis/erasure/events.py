@@ -243,7 +243,7 @@ class Verified(Verification):
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
         unmeasured = "by the word of its server alone: this node measures nothing"
-        note = "" if "final" in measured else unmeasured
+        note = "" if "final" in measured or self.line is None else unmeasured
         return {**super().node_changes(request, measured), "state": VERIFIED, "note": note}
 
 
