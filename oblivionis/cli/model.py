@@ -204,7 +204,7 @@ def model_retire(
         lineage.retire(found, chosen, reason)
         closed = f"; closed for {', '.join(chosen.open)}" if chosen.open else ""
         left = f" Delete it: it lies in {', '.join(chosen.places)}." if chosen.places else ""
-        said = f"{chosen.what} ({chosen.short}) is retired{closed}.{left}"
+        said = f"the {chosen.what} ({chosen.short}) is retired{closed}.{left}"
     Console().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -231,10 +231,13 @@ def _print_models(found: Models) -> None:
     else:
         console.print(f"no models in {found.folder}", markup=False, highlight=False, soft_wrap=True)
     lines = [f"not read: {line}" for line in found.damaged]
-    if knows := [m for m in found.models if m.open]:
-        which = "; ".join(f"{m.what}: {', '.join(m.open)}" for m in knows)
-        lines.append(f"may still know: {which}. Serve it in a run that starts from there, or `oblivionis model retire`")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    demands = dict.fromkeys(name for m in found.models for name in m.open)
+    for name in demands:
+        lines.append(f"may still know {name}: {'; '.join(m.what for m in found.models if name in m.open)}")
+    if demands:
+        lines.append("serve it in a run that starts from there; what nobody uses any more: `oblivionis model retire`")
+    if lines:
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _near(place: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,8 +53,8 @@ _SCHEDULE = re.compile(r"^\s+policy: file$", re.MULTILINE)
 class Model:
     """A model of a folder of runs, and what became of the demands whose records it knew.
 
-    `name`: of the run that made it; `stage`: with which it ended; `places`: where it lies, in words; `demands`: by
-    demand the state in this model; `retired`: why it is used no more, empty where it is used.
+    `name`: of the run that made it; `stage`: with which it ended; `places`: where it lies, in words; `states`: by
+    demand the states of its requests in this model; `retired`: why it is used no more, empty where it is used.
     """
 
     model: str
@@ -61,18 +62,27 @@ class Model:
     stage: str
     descent: Descent
     places: tuple[str, ...] = ()
-    demands: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     retired: str = ""
+
+    @property
+    def demands(self) -> dict[str, str]:
+        """What became of each demand, in words: one where its requests have one state, else how many have which."""
+        counts = {name: Counter(states) for name, states in self.states.items()}
+        return {
+            name: ", ".join(state if len(of) == 1 else f"{number} {state}" for state, number in of.items())
+            for name, of in counts.items()
+        }
 
     @property
     def open(self) -> list[str]:
         """The demands whose records it may still know; none once it is retired."""
-        return [] if self.retired else [name for name, state in self.demands.items() if state not in _CLOSED]
+        return [] if self.retired else [name for name, of in self.states.items() if not set(of).issubset(_CLOSED)]
 
     @property
     def what(self) -> str:
         """What it is, in words."""
-        return f"{self.name}, {MODELS.get(self.stage, self.stage)}"
+        return f"{MODELS.get(self.stage, self.stage)} model of {self.name}".lstrip()
 
     @property
     def short(self) -> str:
@@ -104,7 +114,8 @@ class Models:
 @dataclass(frozen=True)
 class _Run:
     """A run of the folder: the models that its stages left, with what its requests came to. `start`: the hash of the
-    model that its requests were made to a descendant of; `here`: the stages whose models lie in it."""
+    model that its requests were made to a descendant of; `requests`: by client and by its own id; `here`: the stages
+    whose models lie in it."""
 
     run: RunDirectory
     descents: Mapping[str, Descent]
@@ -171,13 +182,13 @@ def open_line(model: Model, remedy: str, without: Collection[str] = ()) -> str:
         return ""
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     records = f"the records of {len(names)} deletion request{'s' * (len(names) > 1)} ({shown})"
-    return f"{model.what} ({model.short}) may still know {records}: {remedy}"
+    return f"the {model.what} ({model.short}) may still know {records}: {remedy}"
 
 
 def still_known(run: RunDirectory, requests: Sequence[Request], covered: str) -> list[tuple[Model, dict[str, str]]]:
     """The models beside a run, other than the one with the hash `covered`, that may still know what these requests are
     about, with what came of each request there."""
-    names = {name for r in requests for name in (r.told or r.id, f"{r.told or r.id} of client {r.client}")}
+    names = {name for r in requests for name in (r.group, r.told or r.id, _apart(r.client, r.told or r.id))}
     found = models_in(run.path.parent, [r.id for r in requests]).models
     open_ = {m.model: {name: m.demands[name] for name in m.open if name in names} for m in found if m.model != covered}
     return [(m, open_[m.model]) for m in found if open_.get(m.model)]
@@ -193,7 +204,7 @@ def retire(models: Models, model: Model, reason: str) -> None:
     if not reason.strip():
         raise RunError("--reason: say why the model is used no more, e.g. that its files were deleted")
     if model.retired:
-        raise RunError(f"{model.what} ({model.short}) is retired already: {model.retired}")
+        raise RunError(f"the {model.what} ({model.short}) is retired already: {model.retired}")
     line = {"event": RETIRED, "time": time.time(), "model": model.model, "reason": reason}
     Chain(models.folder / FILE).append([line])
 
@@ -254,15 +265,19 @@ def _exported(line: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_demands(model: Model, runs: Sequence[_Run], retired: str) -> Model:
-    by_name: dict[str, set[int]] = {}
-    for client, name in {key for of in runs for key in of.requests}:
-        by_name.setdefault(name, set()).add(client)
-    states = {}
-    for name, clients in sorted(by_name.items()):
-        for client in sorted(clients):
-            if state := _state(model, [of for of in runs if (client, name) in of.requests], (client, name)):
-                states[name if len(clients) == 1 else f"{name} of client {client}"] = state
-    return replace(model, demands=states, retired=retired)
+    groups = {key: request.group for of in runs for key, request in of.requests.items()}
+    shared = {name for name, count in Counter(name for _, name in groups).items() if count > 1}
+    states: dict[str, tuple[str, ...]] = {}
+    for client, name in sorted(groups, key=lambda key: (key[1], key[0])):
+        demand = groups[client, name] or (_apart(client, name) if name in shared else name)
+        if state := _state(model, [of for of in runs if (client, name) in of.requests], (client, name)):
+            states[demand] = (*states.get(demand, ()), state)
+    return replace(model, states=states, retired=retired)
+
+
+def _apart(client: int, name: str) -> str:
+    """What a demand is called whose id another client gave as well."""
+    return f"{name} of client {client}"
 
 
 def _state(model: Model, runs: Sequence[_Run], demand: tuple[int, str]) -> str:

@@ -138,7 +138,11 @@ def test_a_certificate_names_the_living_models_that_it_does_not_cover(home, tmp_
     key = generate_key(tmp_path / "issuer.key")
     folder, certificate = create(home.a, "art17", tmp_path / "issuer.key", tmp_path / "certificate")
     (other,) = certificate["not_covered"]
-    assert (other["model"], other["what"], other["requests"]) == (home.start, "learned, finetuned", {"art17": "open"})
+    assert (other["model"], other["what"], other["requests"]) == (
+        home.start,
+        "finetuned model of learned",
+        {"art17": "open"},
+    )
     assert not any("/" in place for place in other["where"])
     assert "Models that are not covered" in (folder / "certificate.html").read_text()
     assert verify(folder, key)[0]["not_covered"] == [other]

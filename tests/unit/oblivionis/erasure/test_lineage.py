@@ -256,11 +256,11 @@ OF_A = {"d1": "verified", "d2": "not verified", "d3": "open", "d4": "verified", 
 def test_every_model_of_a_folder_has_the_demands_whose_records_it_knew(runs):
     found = models_in(runs.folder)
     assert by_what(runs.folder) == {
-        "learned, finetuned": KNOWN,
-        "A, unlearned": OF_A,
-        "B, unlearned": {**KNOWN, "d3": "verified", "d4": "verified"},
-        "A2, finetuned": OF_A,
-        "A2, unlearned": {**OF_A, "d2": "verified"},
+        "finetuned model of learned": KNOWN,
+        "unlearned model of A": OF_A,
+        "unlearned model of B": {**KNOWN, "d3": "verified", "d4": "verified"},
+        "finetuned model of A2": OF_A,
+        "unlearned model of A2": {**OF_A, "d2": "verified"},
     }
     assert found.of(LEARNED.model).places == ("learned", "A", "B"), "A and B hold copies of it"
     assert found.of(hashed("G1")).open == ["d3", "d5"]
@@ -295,7 +295,7 @@ def test_damaged_runs_and_registers_give_one_line(runs):
     found = models_in(runs.folder)
     assert len(found.damaged) == 1 and found.damaged[0].startswith("B: ")
     assert "not read: B: " in call("model", "list", runs.folder).out
-    assert "B, unlearned" not in by_what(runs.folder)
+    assert "unlearned model of B" not in by_what(runs.folder)
     (runs.folder / "models.jsonl").write_text(json.dumps({"event": "retired", "model": "x", "reason": "y"}) + "\n")
     result = call("model", "list", runs.folder)
     assert result.code == 2 and "models.jsonl" in result.err and "Traceback" not in result.err
@@ -315,18 +315,18 @@ def test_demands_that_a_policy_plays_belong_to_their_run(tmp_path):
     runs = Runs(tmp_path / "runs")
     played = {"begun": LEARNED, "requests": [("p", VERIFIED)]}
     runs.run("A", {"finetune": ("L3",), "unlearn": ("A1",)}, **played, policy="all_at_round")
-    assert by_what(runs.folder) == {"learned, finetuned": {}, "A, unlearned": {}}
+    assert by_what(runs.folder) == {"finetuned model of learned": {}, "unlearned model of A": {}}
     runs.run("B", {"finetune": ("L3",), "unlearn": ("B1",)}, **played, policy="file")
-    assert by_what(runs.folder)["learned, finetuned"] == {"p": "open"}
+    assert by_what(runs.folder)["finetuned model of learned"] == {"p": "open"}
 
 
 def test_a_certificate_is_told_of_the_models_that_it_does_not_cover(runs):
     run = RunDirectory(runs.folder / "A")
     request = Ledger(run.ledger_path).get("d1")
     known = [(m.what, states) for m, states in still_known(run, [request], A.model)]
-    assert known == [("learned, finetuned", {"d1": "open"}), ("B, unlearned", {"d1": "open"})]
+    assert known == [("finetuned model of learned", {"d1": "open"}), ("unlearned model of B", {"d1": "open"})]
     call("model", "retire", runs.folder / "learned", "--reason", "gone")
-    assert [m.what for m, _ in still_known(run, [request], A.model)] == ["B, unlearned"]
+    assert [m.what for m, _ in still_known(run, [request], A.model)] == ["unlearned model of B"]
 
 
 def test_a_model_comes_of_the_rounds_before_it_and_of_none_after_it(runs):
