@@ -137,8 +137,8 @@ def test_the_hospital_measured_the_finished_run_again_with_more_samples(reader):
     run = RunDirectory(reader.lab / "server" / "runs" / "forget")
     rows = [r for r in run.metrics() if (r["evaluator"], r["moment"]) == ("client_audit", "end")]
     samples = [row["requests"]["hill-1"]["leakage_samples"] for row in rows]
-    assert len(samples) == 2 and samples[0] < samples[1] == 64
-    assert read_audit(run.path, "hill-1")["final"]["leakage_samples"] == 64
+    assert len(samples) == 2 and samples[0] < samples[1] == 128
+    assert read_audit(run.path, "hill-1")["final"]["leakage_samples"] == 128
     assert len([e for e in check_chain(run.ledger_path).entries if e["event"].startswith("verifi")]) == 2
     assert [r.id for r in NodeLedger(reader.lab / "node1").requests()] == ["hill-1"]
 
