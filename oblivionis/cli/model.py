@@ -23,7 +23,7 @@ from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.models.packaged import PACKAGED, fetch, is_fetched
 
 if TYPE_CHECKING:
-    from oblivionis.erasure.lineage import Models
+    from oblivionis.erasure.lineage import Model, Models
 
 model_cli = typer.Typer(help="Base models, and what the models of runs still know.", no_args_is_help=True)
 
@@ -167,7 +167,7 @@ def model_list(
             raise OblivionisError(f"{output}: there is no such folder; name the one that holds the runs")
         found = models_in(output)
         if as_json:
-            return answer({"models": [_document(found, m.model) for m in found.models], "damaged": found.damaged})
+            return answer({"models": [_document(m) for m in found.models], "damaged": found.damaged})
         _print_models(found)
 
 
@@ -208,10 +208,8 @@ def model_retire(
     Console().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
-def _document(found: Models, model: str) -> dict[str, Any]:
+def _document(of: Model) -> dict[str, Any]:
     """A model of a folder of runs, as JSON has it."""
-    of = found.of(model)
-    assert of is not None
     facts = {"model": of.model, "run": of.name, "stage": of.stage, "places": of.places, "retired": of.retired}
     return {**facts, "comes_of": of.descent.models[:-1], "demands": of.demands, "open": of.open}
 

@@ -216,14 +216,16 @@ def find_model(text: str, stage: str | None, folder: Path) -> tuple[Models, Mode
     RunError where there is none.
     """
     path = Path(text).expanduser()
-    if path.is_file() and len(path.resolve().parents) > 2:
+    if path.is_file() and len(path.resolve().parents) > 3:
         checkpoint, folder = read_checkpoint(path), path.resolve().parents[3]
         text = vector_hash(checkpoint.vector)
     elif (path / "config.yaml").is_file():
         finished, folder = descents(artifact_binding.opened(path, with_models=False)), path.resolve().parent
         name = stage or next((s for s in ("unlearn", "retrain", "finetune") if s in finished), "")
         if name not in finished:
-            raise RunError(f"{path}: {f'stage {name} is' if name else 'no stage is'} finished; name one with --stage")
+            raise RunError(
+                f"{path}: {f'stage {name} is not' if name else 'no stage is'} finished; name one with --stage"
+            )
         text = finished[name].model
     elif (exported := read_lineage(path)) is not None:
         text = exported.model
@@ -321,7 +323,7 @@ def knowing(states: NodeStates, request_id: str) -> list[Knowing]:
     for run in dict.fromkeys((*states.knew(request_id), *results)):
         model = states.model_of(run, request_id)
         state = results.get(run) or (FORGOTTEN if request_id in states.excused.get(run, ()) else OPEN)
-        gone = any(run == of.run or (model and model == of.model) for of in states.retired)
+        gone = any(model == of.model if of.model else run == of.run for of in states.retired)
         found.append(Knowing(run, model, RETIRED if gone and state not in _CLOSED else state))
     return found
 

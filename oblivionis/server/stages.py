@@ -58,8 +58,7 @@ def _run_stages(server: Server) -> None:
     config, run, events = server.config, server.run, server.events
     effort = {full: 0 if server.assessor.empty else server.assessor.effort(full=full) for full in (False, True)}
     events.planned(plan(config, planned_rounds(config), effort[False], effort[True]))
-    if config.start_from:
-        _check_start(server)
+    _check_start(server)
     artifact_binding.start(run)
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
@@ -89,18 +88,21 @@ def _run_stages(server: Server) -> None:
 
 def _check_start(server: Server) -> None:
     """Refuse to begin with a model that is retired, and tell once which demands it still knows the records of."""
-    config, place = server.config, Path(str(server.config.start_from)).expanduser()
-    source = artifact_binding.opened(place, with_models=False)
-    model = descents(source).get("finetune")
-    if model is None or begun_with(server.run) is not None:
+    config, key, folder = server.config, "model", server.run.path.parent
+    begun = of_base(config)
+    if config.start_from:
+        source = artifact_binding.opened(Path(config.start_from).expanduser(), with_models=False)
+        key, folder, begun = "start_from", source.path.parent, descents(source).get("finetune")
+    if begun is None or begun_with(server.run) is not None:
         return
-    lineage.require_used(source.path.parent, model.model, f"start_from: {source.path}")
-    found = lineage.models_in(source.path.parent).of(model.model)
-    scheduled = [r.id for r in server.policy.requests] if isinstance(server.policy, Schedule) else []
+    lineage.require_used(folder, begun.model, key)
+    found = lineage.models_in(folder).of(begun.model)
+    scheduled = server.policy.requests if isinstance(server.policy, Schedule) else ()
     told = config.unlearning.requests.policy == "nodes" and "unlearn" in config.stages
     remedy = "their nodes are told again" if told else "serve them here, too (`oblivionis model list` shows whose)"
-    if found is not None and (line := lineage.open_line(found, remedy, scheduled)):
-        (server.events.note if told else server.events.warning)(f"start_from: {line}")
+    served_here = [name for request in scheduled for name in (request.id, request.group)]
+    if found is not None and (line := lineage.open_line(found, remedy, served_here)):
+        (server.events.note if told else server.events.warning)(f"{key}: {line}")
 
 
 def _register(server: Server) -> None:
