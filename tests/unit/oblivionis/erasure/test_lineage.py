@@ -302,6 +302,25 @@ def test_damaged_runs_and_registers_give_one_line(runs):
     assert "no such folder" in call("model", "list", runs.folder / "none").err
 
 
+def test_a_stage_that_is_not_there_is_said_so(runs):
+    result = call("model", "retire", runs.folder / "learned", "--stage", "unlearn", "--reason", "x")
+    assert result.code == 2 and "stage unlearn is not finished; name one with --stage" in result.err
+
+
+def test_the_requests_of_one_demand_are_shown_together(tmp_path):
+    runs = Runs(tmp_path / "runs")
+    run = runs.run("A", {"finetune": ("L3",), "unlearn": ("A1",)}, begun=LEARNED, policy="file")
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(*(Request(f"art17-client-{c:04d}", c, (f"r{c}",), 1, group="art17") for c in range(3)))
+    for client, outcome in enumerate((VERIFIED, VERIFIED, NOT_VERIFIED)):
+        ledger.served(f"art17-client-{client:04d}", 1)
+        ledger.verified(f"art17-client-{client:04d}", 2, Judgement(outcome, "why", 0.1), 0.5)
+    known = {"unlearned model of A": {"art17": "2 verified, 1 not verified"}}
+    assert by_what(runs.folder) == {"finetuned model of learned": {"art17": "open"}, **known}
+    assert models_in(runs.folder).of(hashed("A1")).open == ["art17"]
+    assert json.loads(call("model", "list", runs.folder, "--json").out)["models"][1]["open"] == ["art17"]
+
+
 def test_a_line_of_the_register_cannot_be_taken_away(runs):
     for name in ("A2", "B"):
         assert call("model", "retire", runs.folder / name, "--reason", "gone").code == 0
