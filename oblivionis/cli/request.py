@@ -152,6 +152,10 @@ def audit(
             metavar="FILE", help="A checkpoint of the run (default: the newest model that this node received)."
         ),
     ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Answers sampled to a question (default: as many as the run's configuration says)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure, on the client's own machine, whether the records of a sealed request are forgotten.
@@ -165,7 +169,7 @@ def audit(
 
     need_folder(node_dir)
     with answering(as_json) as answer:
-        found, failed = audit_request(node_dir, request, final)
+        found, failed = audit_request(node_dir, request, final, samples)
         if as_json:
             answer({"request": request, "outcome": found.outcome, "why": found.why, "rouge": found.recall})
         else:
