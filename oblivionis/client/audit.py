@@ -49,10 +49,8 @@ def audit(
     client : int
     vector : array (n,)
         The model.
-    forget_ids : collection of str
-        Ids of the records to forget.
-    tombstones : collection of str
-        Ids of records that are neither to be forgotten now nor kept.
+    forget_ids, tombstones : collection of str
+        Ids of the records to forget, and of those that are neither to be forgotten now nor kept.
     folder : Path
         The client's own.
     samples : int, optional
