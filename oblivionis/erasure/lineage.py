@@ -185,13 +185,15 @@ def open_line(model: Model, remedy: str, without: Collection[str] = ()) -> str:
     return f"the {model.what} ({model.short}) may still know {records}: {remedy}"
 
 
-def still_known(run: RunDirectory, requests: Sequence[Request], covered: str) -> list[tuple[Model, dict[str, str]]]:
+def still_known(
+    run: RunDirectory, requests: Sequence[Request], covered: str
+) -> tuple[list[tuple[Model, dict[str, str]]], tuple[str, ...]]:
     """The models beside a run, other than the one with the hash `covered`, that may still know what these requests are
-    about, with what came of each request there."""
+    about, with what came of each request there; and what is said of the runs that cannot be read."""
     names = {name for r in requests for name in (r.group, r.told or r.id, _apart(r.client, r.told or r.id))}
-    found = models_in(run.path.parent, [r.id for r in requests]).models
-    open_ = {m.model: {name: m.demands[name] for name in m.open if name in names} for m in found if m.model != covered}
-    return [(m, open_[m.model]) for m in found if open_.get(m.model)]
+    found = models_in(run.path.parent, [r.id for r in requests])
+    others = [(m, {name: m.demands[name] for name in m.open if name in names}) for m in found.models]
+    return [(m, states) for m, states in others if states and m.model != covered], found.damaged
 
 
 def register(folder: Path, event: str, descent: Descent, /, **said: str) -> None:
@@ -241,6 +243,8 @@ def require_used(folder: Path, model: str, what: str) -> None:
 
 
 def _read(run: RunDirectory, demanded: frozenset[str]) -> _Run:
+    if faults := artifact_binding.ledger_faults(run):
+        raise RunError(faults[0])
     requests = {(r.client, r.told or r.id): r for r in Ledger(run.ledger_path) if r.state != COVERED}
     if not _SCHEDULE.search(run.read_config()):
         requests = {key: r for key, r in requests.items() if r.told or demanded & {r.id, r.group}}

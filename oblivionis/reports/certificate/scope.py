@@ -67,7 +67,7 @@ def scope_of(run: RunDirectory, demand: str) -> Scope:
 def not_covered(run: RunDirectory, scope: Scope, covered: str) -> dict[str, Any]:
     """What a certificate says of other models that may still know records of its demand, by those that lie beside the
     run or came of it; nothing without any. covered: the hash of the model that it is about."""
-    known = lineage.still_known(run, scope.requests, covered)
+    known, damaged = lineage.still_known(run, scope.requests, covered)
     models = [
         {
             "model": model.model,
@@ -77,6 +77,9 @@ def not_covered(run: RunDirectory, scope: Scope, covered: str) -> dict[str, Any]
         }
         for model, states in known
     ]
+    for line in damaged:
+        name = line.partition(":")[0]
+        models.append({"model": "", "what": f"run {name}, which cannot be read", "where": [name], "requests": {}})
     return {"not_covered": models} if models else {}
 
 

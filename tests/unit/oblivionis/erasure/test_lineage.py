@@ -302,6 +302,17 @@ def test_damaged_runs_and_registers_give_one_line(runs):
     assert "no such folder" in call("model", "list", runs.folder / "none").err
 
 
+def test_an_edited_ledger_is_not_believed(runs):
+    ledger = runs.folder / "A" / "requests.jsonl"
+    ledger.write_text(ledger.read_text().replace('"verification_failed"', '"verified"'))
+    result = call("model", "list", runs.folder)
+    assert result.code == 0 and "not read: A: requests.jsonl was changed: line" in result.out
+    assert "unlearned model of A " not in result.out
+    run = RunDirectory(runs.folder / "B")
+    _, damaged = still_known(run, [Ledger(run.ledger_path).get("d4")], hashed("B1"))
+    assert len(damaged) == 1, "a certificate says so"
+
+
 def test_a_stage_that_is_not_there_is_said_so(runs):
     result = call("model", "retire", runs.folder / "learned", "--stage", "unlearn", "--reason", "x")
     assert result.code == 2 and "stage unlearn is not finished; name one with --stage" in result.err
@@ -342,10 +353,10 @@ def test_demands_that_a_policy_plays_belong_to_their_run(tmp_path):
 def test_a_certificate_is_told_of_the_models_that_it_does_not_cover(runs):
     run = RunDirectory(runs.folder / "A")
     request = Ledger(run.ledger_path).get("d1")
-    known = [(m.what, states) for m, states in still_known(run, [request], A.model)]
+    known = [(m.what, states) for m, states in still_known(run, [request], A.model)[0]]
     assert known == [("finetuned model of learned", {"d1": "open"}), ("unlearned model of B", {"d1": "open"})]
     call("model", "retire", runs.folder / "learned", "--reason", "gone")
-    assert [m.what for m, _ in still_known(run, [request], A.model)] == ["unlearned model of B"]
+    assert [m.what for m, _ in still_known(run, [request], A.model)[0]] == ["unlearned model of B"]
 
 
 def test_a_model_comes_of_the_rounds_before_it_and_of_none_after_it(runs):
