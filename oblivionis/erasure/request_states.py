@@ -146,8 +146,13 @@ class NodeStates(RequestStates[NodeRequest]):
         self.retired: list[Retired] = []
         self.owed: dict[str, set[str]] = {}
         self.excused: dict[str, set[str]] = {}
-        self._worked = list[tuple[str, str, int]]()
-        """Of each model that this node trained: its hash, the run, and how many requests were made until then."""
+        self._number: dict[str, int] = {}
+        self._worked: dict[str, set[str]] = {}
+        """By the hash of each model that this node trained the runs of it."""
+        self._trained: dict[str, int] = {}
+        """By run how many requests were made before this node trained for it first."""
+        self._since: dict[str, int] = {}
+        """The same for the runs of which the model comes that a run began with."""
         self._audited: dict[tuple[str, str], str] = {}
         """By run and request the model that this node measured as the final one."""
         self._forgotten: dict[str, dict[str, str]] = {}
@@ -172,9 +177,13 @@ class NodeStates(RequestStates[NodeRequest]):
     def knew(self, request_id: str) -> list[str]:
         """The runs whose models knew the records of a request: they trained on them before it was made, or began with
         the model of such a one."""
-        number = list(self.requests).index(request_id)
-        trained = [run for _, run, made in self._worked if made <= number]
-        return list(dict.fromkeys([*trained, *(run for run, of in self.descents.items() if self._knew(number, of))]))
+        number = self._number[request_id]
+        return [run for run in dict.fromkeys((*self._trained, *self._since)) if self._knew(run, number)]
+
+    def _knew(self, run: str, number: int) -> bool:
+        """Whether this node trained for a run, or for one whose model that began with, before it made its request of
+        that number."""
+        return any(of.get(run, number + 1) <= number for of in (self._trained, self._since))
 
     def model_of(self, run: str, request_id: str) -> str:
         """The hash of the model that a run left, as far as this node was told: the one that it measured for a request,
@@ -182,15 +191,9 @@ class NodeStates(RequestStates[NodeRequest]):
         begun = [of.model for of in self.descents.values() if of.runs[-1:] == (run,)]
         return self._audited.get((run, request_id)) or (begun or [""])[-1]
 
-    def _knew(self, number: int, descent: Descends) -> bool:
-        """Whether a model that this node trained before it made its request of that number is among those that another
-        comes of. A run that took several of its rounds before is one as a whole: not every round's model is known."""
-        models, runs = frozenset(descent.models), {*descent.runs}
-        runs.update(run for model, run, _ in self._worked if model in models)
-        return any(run in runs for _, run, made in self._worked if made <= number)
-
     def _made(self, event: Submitted) -> NodeRequest:
         request = event.node_request()
+        self._number.setdefault(request.id, len(self._number))
         self._release(request.subject, (*request.record_ids, *request.excluded))
         return request
 
@@ -262,10 +265,16 @@ class NodeStates(RequestStates[NodeRequest]):
         """A run begins with a model that others made: what does it owe?"""
         self.descents[event.run] = event
         models, owed, excused = frozenset(event.models), set[str](), set[str]()
-        for number, request in enumerate(self.requests.values()):
+        # A run that took several of its rounds before is one as a whole: a node does not see every round's model.
+        runs = {*event.runs}.union(*(self._worked[model] for model in models if model in self._worked))
+        since = min((self._trained[run] for run in runs if run in self._trained), default=None)
+        self._since.pop(event.run, None)
+        if since is not None:
+            self._since[event.run] = since
+        for request in self.requests.values():
             if models.intersection(self._forgotten.get(request.id, {}).values()):
                 excused.add(request.id)
-            elif request.state != COVERED and self._knew(number, event):
+            elif request.state != COVERED and since is not None and since <= self._number[request.id]:
                 owed.add(request.id)
         self.owed[event.run], self.excused[event.run] = owed, excused
 
@@ -284,7 +293,8 @@ class NodeStates(RequestStates[NodeRequest]):
     def _exchange(self, event: Exchanged) -> None:
         """Keep what the node did for requests, and what it measured of them last."""
         if event.kind in (TRAIN, UNLEARN) and event.before:
-            self._worked.append((event.before, event.run, len(self.requests)))
+            self._worked.setdefault(event.before, set()).add(event.run)
+            self._trained.setdefault(event.run, len(self.requests))
         for name in event.requests:
             request_id = name if name in self.requests else own_id(name, event.client)
             measured = self._measured.setdefault((event.run, request_id), {})
