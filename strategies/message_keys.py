@@ -71,6 +71,9 @@ SCOPE_CLIENT: Final = "client"
 SCOPE_SUBJECT: Final = "subject"
 """The named records, which are those about one person; other clients may be asked for theirs in the same round."""
 
+SAMPLES: Final = "leakage-samples"
+"""int, in an `AUDIT` message of a request that is measured again: answers sampled to a question, in place of the
+configured number."""
 REQUESTS: Final = "requests"
 """The ConfigRecord of a reply to `QUERY` with a node's own requests, by `REQUEST_IDS`, `RECORD_IDS`, …"""
 LEDGER: Final = "ledger"
@@ -87,6 +90,11 @@ RUN: Final = "run"
 """str: the name of the run."""
 SEALED: Final = "sealed-requests"
 """bool, in a query: nodes must not reveal their requests, which are served hidden in cover exchanges."""
+MODEL: Final = "model"
+"""str, in a query: the SHA-256 of the model that the run began with, where others made it; `MODELS` and `RUNS` are the
+hashes and the runs' names of all that it comes of, list[str]."""
+MODELS: Final = "models"
+RUNS: Final = "runs"
 SESSIONS: Final = "sessions"
 """list[str]: outcomes of cover exchanges that the node took part in, each a JSON object."""
 

@@ -180,4 +180,7 @@ def _summary(certificate: dict) -> str:
         for check in part["checks"]:
             mark = "" if check["required"] else " (not required)"
             lines.append(f"  {check['name']}{mark}: {check['result']}, {check['why']}")
+    if others := certificate.get("not_covered", []):
+        which = "; ".join(f"{m['what']} (in {', '.join(m['where'])})" for m in others)
+        lines.append(f"not covered, may still know the records: {which}")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from oblivionis.errors import OblivionisError
 
@@ -45,5 +46,7 @@ def export(
 
     kind = exported_model.export(target, stage, folder, merged=merged)
     print(f"{folder}: {exported_model.WHAT[kind]}, tokenizer and {exported_model.CARD}")
+    if left := exported_model.still_known(run, checkpoint):
+        Console(stderr=True).print(left, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if push is not None:
         print(exported_model.push(folder, push, private=not public))

@@ -20,10 +20,12 @@ from oblivionis.config.configuration_layers import parse_overrides
 from oblivionis.config.problems import ConfigError
 from oblivionis.config.schema import LeakageAudit
 from oblivionis.config.values import keys_of, known_below
+from oblivionis.errors import OblivionisError
 from oblivionis.files import read_json
 
 if TYPE_CHECKING:
     from evaluation.leakage.functions import Asked, LeakageFunction
+    from oblivionis.audits.audited_model import Target as AuditTarget
     from oblivionis.audits.leakage import Audit
     from oblivionis.audits.loaded_model import AuditedModel
 
@@ -93,6 +95,9 @@ def audit_leakage(
 
     Repeated into the same folder it samples only what is missing, so it may be interrupted or repeated with another
     leakage function or significance. Choose `samples` beforehand; to decide by looking, use `stop_at`.
+
+    Of a run whose clients keep their records (data=node) they measure themselves, what their served requests name, by
+    the run's own settings with another number of `samples`: the requests have the verdict that follows then.
     """
     from oblivionis.audits.audited_model import find_target
     from oblivionis.data.questions import read_questions
@@ -102,6 +107,10 @@ def audit_leakage(
     own = [item for item in given if _is_setting(item)]
     found = find_target(target, stage, [item for item in given if item not in own])
     chosen = read_settings(own)
+    if found.run is not None and found.config.data.on_clients and asked is None:
+        with answering(as_json) as answer:
+            document = _by_clients(found, stage, [item.partition("=")[0] for item in given], chosen.samples, out)
+            return answer(document) if as_json else None
 
     from oblivionis.audits import leakage as audit
     from oblivionis.audits.loaded_model import load_subject
@@ -118,6 +127,46 @@ def audit_leakage(
             answer({"folder": folder, **read_json(folder / "audit.json", dict[str, Any])})
         else:
             _print(result, folder)
+
+
+def _by_clients(
+    found: AuditTarget, stage: str | None, given: Sequence[str], samples: int, out: Path | None
+) -> list[dict[str, Any]]:
+    """Let the clients of a finished simulation measure their requests again; what each request came to.
+
+    OblivionisError for a run of other machines, and for what clients do not take from an audit.
+    """
+    from oblivionis.config.compose import from_yaml
+    from oblivionis.erasure.ledger import Ledger
+    from oblivionis.reports.client_tables import audit_table
+    from oblivionis.runs.progress import LineEvents
+    from oblivionis.server.measuring_again import measure_again
+    from oblivionis.server.simulation import simulate
+
+    run, config = found.run, found.config
+    assert run is not None
+    if others := [name for name in given if name.strip() != "samples"]:
+        raise OblivionisError(f"{others[0]}: the clients measure by the run's own settings; give samples=N alone")
+    if stage not in (None, "unlearn") or out is not None:
+        raise OblivionisError(
+            "the clients measure the final model of the run, into the run: leave --stage and --out out"
+        )
+    if config.data.nodes is None:
+        raise OblivionisError(
+            f"the records of {run.path} are on other machines; ask their nodes: flwr run . CONNECTION --stream "
+            f"--run-config 'audit=\"{run.path}\" samples={samples}'"
+        )
+    before, console = {r.id: r.outcome for r in Ledger(run.ledger_path)}, Console()
+    with run.lock():
+        events = LineEvents(console, verbose=False)
+        simulate(from_yaml(run.read_config(), run.config_place), run, events, work=lambda s: measure_again(s, samples))
+    requests = [r for r in Ledger(run.ledger_path) if r.served_round is not None]
+    if (table := audit_table(run)) is not None:
+        console.print(table)
+    for r in requests:
+        said = f"request {r.id}: {r.outcome}{f', {r.why}' if r.why else ''} (before: {before[r.id]})"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    return [{"request": r.id, "before": before[r.id], "outcome": r.outcome, "why": r.why} for r in requests]
 
 
 def _is_setting(item: str) -> bool:

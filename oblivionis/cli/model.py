@@ -1,17 +1,19 @@
-"""The `oblivionis model` commands."""
+"""The `oblivionis model` commands: base models, and what models that runs made still know."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from oblivionis.cli.arguments import split_arguments
+from oblivionis.cli.arguments import Stage, split_arguments
+from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.config import compose as configuration
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
@@ -20,7 +22,15 @@ from oblivionis.models.fingerprint import fingerprint as fingerprint_of
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.models.packaged import PACKAGED, fetch, is_fetched
 
-model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from oblivionis.erasure.lineage import Model, Models
+
+model_cli = typer.Typer(help="Base models, and what the models of runs still know.", no_args_is_help=True)
+
+Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the runs.")]
+NodeDir = Annotated[
+    Path | None, typer.Option("--node-dir", metavar="DIR", help="By the ledger of this node, in the place of runs.")
+]
 
 
 @model_cli.command("fetch")
@@ -129,3 +139,120 @@ def model_build(
     if pack is not None:
         embedded_model.pack(out, pack)
         print(f"wrote {pack}")
+
+
+@model_cli.command("list")
+def model_list(
+    output: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"),
+    node_dir: NodeDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the models of a folder of runs, and which of them still know the records of a demand.
+
+    Demands are those made on nodes, or by a schedule. A model is one thing by its hash, wherever it was copied to;
+    one that lies nowhere any more is `not found`, and open until `model retire` closes it.
+    """
+    from oblivionis.erasure.lineage import knowing, models_in
+
+    with answering(as_json) as answer:
+        if node_dir is not None:
+            from oblivionis.erasure.node_ledger import NodeLedger
+            from oblivionis.erasure.request_submission import need_folder
+
+            need_folder(node_dir)
+            states = NodeLedger(node_dir).states()
+            known = {request: knowing(states, request) for request in states.requests}
+            return answer(known) if as_json else _print_known(known)
+        if not output.is_dir():
+            raise OblivionisError(f"{output}: there is no such folder; name the one that holds the runs")
+        found = models_in(output)
+        if as_json:
+            return answer({"models": [_document(m) for m in found.models], "damaged": found.damaged})
+        _print_models(found)
+
+
+@model_cli.command("retire")
+def model_retire(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, a checkpoint, an exported model, or a hash of `model list` (6 digits or more).",
+        ),
+    ],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why it is used no more; kept in the ledger.")],
+    stage: Stage = None,
+    output: Output = Path("runs"),
+    node_dir: NodeDir = None,
+) -> None:
+    """Say that a model is used no more: what it still knows is not asked for again, and nothing more is made of it.
+
+    Entered into `models.jsonl` beside the runs, which is chained like a ledger. With --node-dir into the ledger of the
+    node: MODEL is then a run, by its name, or a hash.
+    """
+    from oblivionis.erasure import lineage
+
+    if node_dir is not None:
+        from oblivionis.erasure.node_ledger import NodeLedger
+        from oblivionis.erasure.request_submission import need_folder
+
+        need_folder(node_dir)
+        known = lineage.retire_on_node(NodeLedger(node_dir), model, reason)
+        said = f"the model of run {known.run} is retired: it is asked for no request of this node any more"
+    else:
+        found, chosen = lineage.find_model(model, stage, output)
+        lineage.retire(found, chosen, reason)
+        closed = f"; closed for {', '.join(chosen.open)}" if chosen.open else ""
+        left = f" Delete it: it lies in {', '.join(chosen.places)}." if chosen.places else ""
+        said = f"the {chosen.what} ({chosen.short}) is retired{closed}.{left}"
+    Console().print(said, markup=False, highlight=False, soft_wrap=True)
+
+
+def _document(of: Model) -> dict[str, Any]:
+    """A model of a folder of runs, as JSON has it."""
+    facts = {"model": of.model, "run": of.name, "stage": of.stage, "places": of.places, "retired": of.retired}
+    return {**facts, "comes_of": of.descent.models[:-1], "demands": of.demands, "open": of.open}
+
+
+def _print_models(found: Models) -> None:
+    console = Console()
+    table = Table(box=None)
+    table.add_column("model", no_wrap=True)
+    for head in ("is", "lies in", "demands"):
+        table.add_column(head, overflow="fold")
+    for m in found.models:
+        where = ", ".join(map(_near, m.places)) or "not found"
+        states = ", ".join(f"{name}: {state}" for name, state in m.demands.items()) or "none known here"
+        table.add_row(m.short, m.what, where, f"retired: {m.retired}" if m.retired else states)
+    if table.rows:
+        console.print(table, markup=False, highlight=False)
+    else:
+        console.print(f"no models in {found.folder}", markup=False, highlight=False, soft_wrap=True)
+    lines = [f"not read: {line}" for line in found.damaged]
+    demands = dict.fromkeys(name for m in found.models for name in m.open)
+    for name in demands:
+        lines.append(f"may still know {name}: {'; '.join(m.what for m in found.models if name in m.open)}")
+    if demands:
+        lines.append("serve it in a run that starts from there; what nobody uses any more: `oblivionis model retire`")
+    if lines:
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _near(place: str) -> str:
+    """A place by its path from here, where it lies below."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place
+
+
+def _print_known(known: dict[str, list[Any]]) -> None:
+    """By request of a node the models that knew its records."""
+    table = Table(box=None)
+    for head in ("request", "run", "model", "state"):
+        table.add_column(head, overflow="fold")
+    for request, models in known.items():
+        for number, of in enumerate(models):
+            table.add_row("" if number else request, of.run, of.model[:12] or "not known here", of.state)
+    if table.rows:
+        Console().print(table, markup=False, highlight=False)
+    else:
+        print("no model that this node trained knew a record of its requests")

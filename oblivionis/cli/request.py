@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,15 +100,17 @@ def withdraw(
 
 @request_cli.command("list")
 def list_requests(node_dir: NodeDir, as_json: AsJson = False) -> None:
-    """The requests that were made on this node, and what became of them."""
+    """The requests that were made on this node, and what became of them, in each model that knew their records."""
+    from oblivionis.erasure.lineage import knowing
     from oblivionis.erasure.node_ledger import NodeLedger
     from oblivionis.erasure.request_submission import need_folder
 
     need_folder(node_dir)
-    requests = NodeLedger(node_dir).requests()
+    states = NodeLedger(node_dir).states()
+    requests, known = list(states.requests.values()), {name: knowing(states, name) for name in states.requests}
     if as_json:
         with answering(as_json) as answer:
-            return answer(requests)
+            return answer([{**asdict(r), "models": known[r.id]} for r in requests])
     if not requests:
         print("no request was made on this node")
         return
@@ -119,6 +122,10 @@ def list_requests(node_dir: NodeDir, as_json: AsJson = False) -> None:
     for r in requests:
         table.add_row(*_row(r))
     Console().print(table, markup=False, highlight=False)
+    for name, models in known.items():
+        said = f"models that knew {name}: {', '.join(f'{of.run} {of.state}' for of in models)}" if models else ""
+        if said:
+            Console().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @request_cli.command("open")
@@ -145,6 +152,10 @@ def audit(
             metavar="FILE", help="A checkpoint of the run (default: the newest model that this node received)."
         ),
     ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Answers sampled to a question (default: as many as the run's configuration says)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure, on the client's own machine, whether the records of a sealed request are forgotten.
@@ -158,7 +169,7 @@ def audit(
 
     need_folder(node_dir)
     with answering(as_json) as answer:
-        found, failed = audit_request(node_dir, request, final)
+        found, failed = audit_request(node_dir, request, final, samples)
         if as_json:
             answer({"request": request, "outcome": found.outcome, "why": found.why, "rouge": found.recall})
         else:

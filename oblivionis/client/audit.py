@@ -39,6 +39,7 @@ def audit(
     forget_ids: Collection[str],
     tombstones: Collection[str],
     folder: Path,
+    samples: int | None = None,
 ) -> dict[str, float]:
     """Measure what a model knows of a client's records that are to be forgotten, and of those that it keeps.
 
@@ -48,12 +49,12 @@ def audit(
     client : int
     vector : array (n,)
         The model.
-    forget_ids : collection of str
-        Ids of the records to forget.
-    tombstones : collection of str
-        Ids of records that are neither to be forgotten now nor kept.
+    forget_ids, tombstones : collection of str
+        Ids of the records to forget, and of those that are neither to be forgotten now nor kept.
     folder : Path
         The client's own.
+    samples : int, optional
+        Answers sampled to a question; None: as many as configured.
 
     Returns
     -------
@@ -75,7 +76,7 @@ def audit(
     retain = tuple(r for r in records if r.id not in forget_ids and r.id not in tombstones)
     if not forget:
         raise ClientError(f"client {client} holds none of the records that are to be audited")
-    assessor = assessor_of(worker, forget, retain, folder)
+    assessor = assessor_of(worker, forget, retain, folder, samples)
     measured = assessor.measure(vector, full=worker.config.evaluation.audit.profile == "full")
     for name, reason in measured.report.failed.items():
         log.warning("client %d: the audit goes without %s: %s", client, name, reason)
@@ -113,21 +114,24 @@ def _of_request(
     }
 
 
-def assessor_of(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path) -> Assessor:
-    """An assessor of these records; a faulty file of facts costs WikiMem and nothing else."""
+def assessor_of(
+    worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path, samples: int | None = None
+) -> Assessor:
+    """An assessor of these records; a faulty file of facts costs WikiMem and nothing else. samples: as in `audit`."""
     held = {"forget": forget, "retain": retain, "reference": _references(folder, (*forget, *retain))}
     sets = {name: records for name, records in held.items() if records}
     corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
+    settings = worker.config if samples is None else with_samples(worker.config, samples)
     facts = folder / FACTS_FILE
     names = registry.run_by_clients()
     try:
-        config = _with_facts(worker.config, facts if facts.is_file() else None)
+        config = _with_facts(settings, facts if facts.is_file() else None)
         return Assessor(worker.assembled, corpus, config, names=names)
     except OblivionisError as error:
         if not facts.is_file():
             raise
         log.warning("the audit goes without WikiMem: %s", error)
-        return Assessor(worker.assembled, corpus, _with_facts(worker.config, None), names=names)
+        return Assessor(worker.assembled, corpus, _with_facts(settings, None), names=names)
 
 
 def _references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
@@ -136,6 +140,12 @@ def _references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
         return read_references(folder, trained)
     except DataError:
         return ()
+
+
+def with_samples(config: Config, samples: int) -> Config:
+    """`config` with another number of sampled answers to a question."""
+    leakage = replace(config.evaluation.leakage, samples=samples, full_samples=samples)
+    return replace(config, evaluation=replace(config.evaluation, leakage=leakage))
 
 
 def _with_facts(config: Config, facts: Path | None) -> Config:

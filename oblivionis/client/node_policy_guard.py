@@ -7,8 +7,9 @@ records (`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`, `dat
 (`unlearning.method`), the file of answers that it learns instead (`unlearning.alternatives.idk`), whose records are
 excluded and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
 (`epochs`, `federation.local_epochs`, `unlearning.epochs`, `model.lora.rank`, `lora-rank`, the lengths and counts of an
-audit's answers, the size of `settings`, how many messages there are). Each is bounded here. Other paths of a
-configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
+audit's answers, `leakage-samples`, the size of `settings`, how many messages there are). Each is bounded here. Other
+paths of a configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client
+reads.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Guard:
         self._check_work(config, message)
         self._check_rank(config.model, message)
         if self._kind == message_keys.AUDIT:
-            self._check_audit(config)
+            self._check_audit(config, message)
         return replace(config, model=self._model(config.model, str(message.get("fingerprint", ""))))
 
     def check_demands(self, demands: Sequence[Demand]) -> None:
@@ -225,12 +226,15 @@ class Guard:
             what = f"LoRA adapters of rank {_cut(str(rank))}, at most {limit}"
             raise self._refused("limits.lora_rank", what)
 
-    def _check_audit(self, config: Config) -> None:
+    def _check_audit(self, config: Config, message: Mapping[str, Any]) -> None:
         from evaluation.wikimem.encoder import in_package
 
         limits, evaluation, wikimem = self._policy.limits, config.evaluation, config.evaluation.wikimem
         full = evaluation.audit.profile == "full"
-        samples = evaluation.leakage.full_samples if full else evaluation.leakage.samples
+        configured = evaluation.leakage.full_samples if full else evaluation.leakage.samples
+        samples = message.get(message_keys.SAMPLES, configured)
+        if not isinstance(samples, int) or samples < 0:
+            raise self._refused(message_keys.SAMPLES, f"{_cut(str(samples))} sampled answers")
         if samples > limits.audit_samples:
             raise self._refused("limits.audit_samples", f"{samples} sampled answers, at most {limits.audit_samples}")
         profile = evaluation.full if full else evaluation.light

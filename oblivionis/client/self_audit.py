@@ -89,7 +89,9 @@ def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | Non
             file.unlink()
 
 
-def audit_request(folder: Path, request_id: str, final: Path | None = None) -> tuple[Judgement, list[str]]:
+def audit_request(
+    folder: Path, request_id: str, final: Path | None = None, samples: int | None = None
+) -> tuple[Judgement, list[str]]:
     """Measure what the models before its exchange and now know of a request's records, and judge it.
 
     The verdict goes into the node's ledger, the signed numbers into `audits/` of its folder.
@@ -101,6 +103,8 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
     request_id : str
     final : Path, optional
         A checkpoint of the run, such as its last; None: the newest model that the node received.
+    samples : int, optional
+        Answers sampled to a question; None: as many as the run's configuration says.
 
     Returns
     -------
@@ -131,25 +135,26 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
     after = right_after(folder, opened, request_id)
     moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
     for moment, model in moments.items():
-        numbers[moment] = _measure(worker, folder, opened, model.vector, thresholds)
+        numbers[moment] = _measure(worker, folder, opened, model.vector, thresholds, samples)
         _keep_numbers(folder, opened, moment, numbers[moment], model)
     ruined = thresholds.displaced(last.vector, first.vector)
     judged = judge_numbers(thresholds, numbers, len(opened.demand.record_ids), ruined=ruined)
     assert judged is not None
     event = "verified" if judged.outcome == VERIFIED else "verification_failed"
     info = {"outcome": judged.outcome, "why": judged.why, "rouge": judged.recall, "limit": thresholds.max_recall}
-    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **info)
+    model = vector_hash(last.vector)
+    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, model=model, **info)
     failed = {moment: reported.get("failed_evaluators", 0.0) for moment, reported in numbers.items()}
     return judged, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
 
 
 def _measure(
-    worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, thresholds: Thresholds
+    worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, thresholds: Thresholds, samples: int | None
 ) -> dict[str, float]:
     """The numbers of a request's records in a model, as a message that asks for them would get them."""
     withheld = {*NodeFolder(folder).tombstones(), *NodeLedger(folder).asked()}
     records = set(opened.demand.record_ids)
-    numbers = audit(worker, opened.client, vector, records, withheld, folder)
+    numbers = audit(worker, opened.client, vector, records, withheld, folder, samples)
     return check_numbers(numbers, len(records), thresholds)
 
 

@@ -124,6 +124,8 @@ def _project(about: metadata.Distribution, publisher: str, flower: str) -> str:
             'config = "smoke"',
             'overrides = ""',
             'resume = ""',
+            'audit = ""',
+            "samples = 0",
             "",
         ]
     )

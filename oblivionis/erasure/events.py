@@ -217,7 +217,7 @@ class Verification(ServerEvent):
     `oblivionis.erasure.verification_rules.OUTCOMES`, and `why`.
 
     `rouge`: mean recall of its records; `limit`: a larger one is a recitation; `records`: how many of them have which
-    outcome.
+    outcome; `model`: the hash of the model, where the node measured it at its user's command.
     """
 
     outcome: str = ""
@@ -225,6 +225,7 @@ class Verification(ServerEvent):
     rouge: Number | None = None
     limit: Number | None = None
     records: CountsByName = {}
+    model: str = ""
 
     def run_changes(self, request: Request) -> Changes:
         return {"rouge": self.rouge, "judged": self.outcome, "why": self.why}
@@ -245,12 +246,15 @@ class Verified(Verification):
             held = {"state": ERASED, "note": "this node held its rounds again"}
             return {**super().node_changes(request, measured), **held}
         unmeasured = "by the word of its server alone: this node measures nothing"
-        note = "" if "final" in measured else unmeasured
+        note = "" if "final" in measured or self.line is None else unmeasured
         return {**super().node_changes(request, measured), "state": VERIFIED, "note": note}
 
 
 class VerificationFailed(Verification):
     """The request is not verified; lines of early versions do not say what was found instead."""
+
+    def run_changes(self, request: Request) -> Changes:
+        return {**super().run_changes(request), "state": SERVED}
 
     def node_changes(self, request: NodeRequest, measured: Measured) -> Changes:
         known = self.outcome in OUTCOMES and self.outcome not in DONE
@@ -509,6 +513,25 @@ class Queried(Event):
     round: Count | None = None
     server_head: str = ""
     server_lines: Count = 0
+
+
+class Descends(Event):
+    """The run, whose ledger begins with the line of that hash, begins with a `model` that others made; `models` and
+    `runs`: by the word of its server all that this comes of (`oblivionis.runs.ancestry`)."""
+
+    model: str
+    models: Texts
+    runs: Texts
+    run: str = ""
+    ledger: str = ""
+
+
+class Retired(Event):
+    """The model, by its hash or by the `run` that made it, is used no more, and is not asked to forget anything."""
+
+    reason: str
+    model: str = ""
+    run: str = ""
 
 
 class Run(Event):

@@ -121,8 +121,8 @@ def join(
     and one that was joined `MOST_JOINS` times.
     """
 
-    def choose(requests: Mapping[str, NodeRequest]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
-        due, unserved = _due(requests, run, most_exchanges), []
+    def choose(states: NodeStates) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
+        due, unserved = _due(states, run, most_exchanges), []
         for request in due if held is not None else ():
             if reason := not_held(request.record_ids, held or ()):
                 unserved.append((request, reason))
@@ -146,10 +146,10 @@ def share_of(folder: Path, session: str) -> Share | None:
 def demands_of(folder: Path, run: str) -> tuple[Demand, ...]:
     """The requests that a cover exchange of `run` should serve now, in the order in which they were made.
 
-    Those neither settled, nor served in this run, nor in an exchange of it whose outcome is open, nor in
+    Those due in this run (`NodeStates.due`), not served in it, nor in an exchange of it whose outcome is open, nor in
     `MOST_EXCHANGES` so far. No record twice.
     """
-    return _demands(_due(NodeLedger(folder).states().requests, run))
+    return _demands(_due(NodeLedger(folder).states(), run))
 
 
 def commit(folder: Path, session: str, demands: Sequence[Demand], *, run: str, client: int) -> str:
@@ -159,8 +159,8 @@ def commit(folder: Path, session: str, demands: Sequence[Demand], *, run: str, c
     or client, and for a request that was not made on this node.
     """
 
-    def choose(known: Mapping[str, NodeRequest]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
-        if strange := next((d.request_id for d in demands if d.request_id not in known), None):
+    def choose(states: NodeStates) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
+        if strange := next((d.request_id for d in demands if d.request_id not in states.requests), None):
             raise SealError(f"request {strange!r} was not made on this node")
         return tuple(demands), []
 
@@ -361,7 +361,7 @@ class _Opened(msgspec.Struct, forbid_unknown_fields=True):
     covered: tuple[str, ...] = ()
 
 
-_Choice = Callable[[Mapping[str, NodeRequest]], tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]]
+_Choice = Callable[[NodeStates], tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]]
 
 
 def _enter(folder: Path, run: str, session: str, client: int, choose: _Choice) -> Share:
@@ -383,7 +383,7 @@ def _enter(folder: Path, run: str, session: str, client: int, choose: _Choice) -
             if session not in states.waiting:  # its sum is made again
                 yield {**_committed(run, session, client, _read_demands(known), known.secret), "again": True}
             return
-        demands, further = choose(states.requests)
+        demands, further = choose(states)
         yield from further
         yield _committed(run, session, client, demands, secrets.token_hex(32))
 
@@ -408,12 +408,11 @@ def _share(committed: Committed) -> Share:
     return Share(committed.session, _read_demands(committed), committed.commitment)
 
 
-def _due(requests: Mapping[str, NodeRequest], run: str, most_exchanges: int = MOST_EXCHANGES) -> list[NodeRequest]:
+def _due(states: NodeStates, run: str, most_exchanges: int = MOST_EXCHANGES) -> list[NodeRequest]:
     return [
         request
-        for request in requests.values()
-        if not request.settled
-        and request.exchanges < most_exchanges
+        for request in states.due(run)
+        if request.exchanges < most_exchanges
         and not (request.run == run and (request.state == SEALED or request.served_round is not None))
     ]
 

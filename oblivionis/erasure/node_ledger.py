@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from msgspec import to_builtins
 
 from oblivionis.chain import HASH, Checked, append_all, check_chain, head_of
 from oblivionis.erasure.events import Event, Exchanged, line_fault, read_event
@@ -19,6 +20,8 @@ from oblivionis.erasure.request import REJECTED, NodeRequest, RequestError
 from oblivionis.erasure.request_states import NodeStates
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
+from oblivionis.runs.ancestry import Descent
+from oblivionis.runs.ledger_run_events import DESCENDS
 from strategies.message_keys import SCOPE_RECORDS, SCOPE_SUBJECT
 
 LEDGER_FILE = "requests.jsonl"
@@ -66,9 +69,9 @@ class NodeLedger:
             self._apply(states, number, line)
         return states
 
-    def unsettled(self) -> list[NodeRequest]:
-        """The requests that are reported to the server."""
-        return [r for r in self.requests() if not r.settled]
+    def unsettled(self, run: str = "") -> list[NodeRequest]:
+        """The requests that are reported to the server of `run` (`NodeStates.due`)."""
+        return self.states().due(run)
 
     def asked(self) -> frozenset[str]:
         """Ids of the records that requests name, from the moment on at which they were made, and of those held back.
@@ -164,13 +167,21 @@ class NodeLedger:
             return [*entries, *self._append(new, head_of(entries))]
 
     def heard(
-        self, run: str, ledger: str, outcomes: Sequence[Mapping[str, Any]], *, audits: bool = True, **query: object
+        self,
+        run: str,
+        ledger: str,
+        outcomes: Sequence[Mapping[str, Any]],
+        *,
+        audits: bool = True,
+        descent: Descent | None = None,
+        **query: object,
     ) -> list[str]:
         """Enter the outcomes in a query, then the query itself; returns the outcomes that are in the ledger.
 
         An outcome is known by `line`, the hash of the server's line, and entered once; one about a request that this
         node did not make is not entered. audits: whether this node may measure at all; where it may not, the server's
-        word that a request is verified has to do. `query` goes into the line `queried`.
+        word that a request is verified has to do. descent: of the run's first model, where others made that; it is
+        entered once. `query` goes into the line `queried`.
         """
         with self._locked():
             entries = self.entries()
@@ -180,8 +191,10 @@ class NodeLedger:
             more = {"run": run, **({} if audits else {"audits": False})}
             fresh = [of for of in ours if of["line"] not in known]
             new = {(of["line"], of["event"]): {**of, "time": time.time(), **more} for of in fresh}
-            queried = {"event": "queried", "time": time.time(), "run": run, "ledger": ledger, **query}
-            self._append([*new.values(), queried], head_of(entries))
+            about = {"time": time.time(), "run": run, "ledger": ledger}
+            begun = any(e["event"] == DESCENDS and e["ledger"] == ledger for e in entries)
+            first = [] if descent is None or begun else [{"event": DESCENDS, **about, **to_builtins(descent)}]
+            self._append([*new.values(), *first, {"event": "queried", **about, **query}], head_of(entries))
         return [outcome["line"] for outcome in ours]
 
     def learn(self, run: str, config: str, client: int, *, strict: bool = True) -> str | None:

@@ -37,6 +37,7 @@ from oblivionis.erasure.record_holders import LedgerRequests, demanded
 from oblivionis.erasure.request import REJECTED, Request
 from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import OblivionisError
+from oblivionis.runs.ancestry import Descent
 from strategies import message_keys
 from strategies.message_keys import SCOPE_CLIENT
 from strategies.rounds.nodes import NodeMap
@@ -50,7 +51,8 @@ class AskingNodes(LedgerRequests):
 
     Every query leaves the newest hash of either ledger in the other, so that neither can be cut or written anew without
     the other showing it. `settings` also go into each query: where the folders of nodes lie that were started without
-    one, in a simulation. `live`: how many records a client can be trained on.
+    one, in a simulation. `live`: how many records a client can be trained on. `descent`: of the run's first model,
+    where others made that.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class AskingNodes(LedgerRequests):
         last_round: int,
         again: int = 0,
         per_round: int | None = None,
+        descent: Descent | None = None,
     ) -> None:
         super().__init__(ledger, thresholds, last_round, again, per_round)
+        self._descent = descent
         self._run, self.nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn = live, warn
 
@@ -111,6 +115,14 @@ class AskingNodes(LedgerRequests):
     def question(self, client: int, server_round: int) -> dict[str, object]:
         """What the query to `client` says."""
         raise NotImplementedError
+
+    def _question(self, server_round: int, **said: Any) -> dict[str, object]:
+        """The same with what every query says: of which run, and of which models that comes."""
+        ledger, descent = self._ledger, self._descent
+        models = () if descent is None else descent.models[-MOST_LINES:]
+        comes_of = {} if descent is None else {"model": descent.model, "models": models, "runs": descent.runs}
+        question = Question(self._run, ledger.first, ledger.head, server_round, lines=ledger.count, **comes_of, **said)
+        return {**self._settings, **write_question(question)}
 
 
 class NodeRequests(AskingNodes):
@@ -158,9 +170,7 @@ class NodeRequests(AskingNodes):
             outcome_of(line, self._ledger.get(line["id"]).told, line[HASH])
             for line in self._ledger.unacknowledged(client)[:MOST_LINES]
         ]
-        ledger = self._ledger
-        question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes), ledger.count)
-        return {**self._settings, **write_question(question)}
+        return self._question(server_round, outcomes=tuple(outcomes))
 
     def _enter(self, client: int, reported: Sequence[Reported], server_round: int) -> None:
         """Take up what is new, but no more than `most` requests, and in a run no more than name `MOST_RECORDS` records;
@@ -275,10 +285,7 @@ class SealedRequests(AskingNodes):
 
     def question(self, client: int, server_round: int) -> dict[str, object]:
         """The exchanges whose outcome `client` has not heard, and nothing about requests."""
-        sessions, ledger = tuple(self._unconfirmed.get(client, ())), self._ledger
-        place = {"head": ledger.head, "lines": ledger.count}
-        question = Question(self._run, ledger.first, round=server_round, sealed=True, sessions=sessions, **place)
-        return {**self._settings, **write_question(question)}
+        return self._question(server_round, sealed=True, sessions=tuple(self._unconfirmed.get(client, ())))
 
     @property
     def _has_unconfirmed(self) -> bool:
@@ -337,12 +344,13 @@ def answer_query(
         return None
     ledger = NodeLedger(folder)
     about = {"client": client, "round": question.round, "server_head": question.head, "server_lines": question.lines}
+    descent = Descent(question.model, question.models, question.runs) if question.model else None
     if sealed or question.sealed:
         lines = enter_outcomes(folder, question.sessions, run=question.run) if question.sealed else []
-        ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
+        ledger.heard(question.run, question.ledger, (), descent=descent, **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
-    confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, **about)
-    waiting = sorted(ledger.unsettled(), key=lambda request: request.served_round is not None)
+    confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, descent=descent, **about)
+    waiting = sorted(ledger.unsettled(question.run), key=lambda request: request.served_round is not None)
     if held is not None:
         unserved = {r.id: why for r in waiting if r.scope != SCOPE_CLIENT and (why := not_held(r.everything, held))}
         for request in waiting:

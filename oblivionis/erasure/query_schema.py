@@ -103,6 +103,8 @@ class Question(Struct, frozen=True):
 
     `head` and `lines`: where its ledger ends, so that the node finds it out where lines are cut off there later.
     `sealed`: the node must not report any request; `sessions` then says what became of the node's cover exchanges.
+    `model`, `models`, `runs`: of a run that began with another's model, what that comes of
+    (`oblivionis.runs.ancestry.Descent`).
     """
 
     run: Annotated[str, Meta(max_length=4096)] = msgspec.field(name=message_keys.RUN)
@@ -113,6 +115,13 @@ class Question(Struct, frozen=True):
     lines: Annotated[int, Meta(ge=0)] = msgspec.field(name=message_keys.LEDGER_LINES, default=0)
     sealed: bool = msgspec.field(name=message_keys.SEALED, default=False)
     sessions: tuple[SessionOutcome, ...] = msgspec.field(name=message_keys.SESSIONS, default=())
+    model: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z", description="a SHA-256")] = msgspec.field(
+        name=message_keys.MODEL, default=""
+    )
+    models: Annotated[tuple[_Hash, ...], _LINES] = msgspec.field(name=message_keys.MODELS, default=())
+    runs: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], _LINES] = msgspec.field(
+        name=message_keys.RUNS, default=()
+    )
 
 
 class _Outcomes(Struct):
@@ -163,6 +172,10 @@ def write_question(question: Question) -> dict[str, Any]:
     config = {**msgspec.to_builtins(question), message_keys.OUTCOMES: outcomes, message_keys.SESSIONS: sessions}
     if not question.sealed:
         del config[message_keys.SEALED], config[message_keys.SESSIONS]
+    if question.model:
+        config |= {message_keys.MODELS: [*question.models], message_keys.RUNS: [*question.runs]}
+    else:
+        del config[message_keys.MODEL], config[message_keys.MODELS], config[message_keys.RUNS]
     return config
 
 
@@ -174,7 +187,8 @@ def read_question(config: Mapping[str, object]) -> Question | None:
     outcomes = [_outcome(*numbered) for numbered in enumerate(found.texts)]
     sessions = [_decoded(text, f"{message_keys.SESSIONS}[{number}]") for number, text in enumerate(found.sessions)]
     question = _check({**config, message_keys.OUTCOMES: outcomes, message_keys.SESSIONS: sessions}, Question)
-    return msgspec.structs.replace(question, run=clean(question.run, LONGEST_TEXT))
+    runs = tuple(clean(run, LONGEST_TEXT) for run in question.runs)
+    return msgspec.structs.replace(question, run=clean(question.run, LONGEST_TEXT), runs=runs)
 
 
 def outcome_of(entry: Mapping[str, Any], node_id: str, line: str) -> dict[str, Any]:

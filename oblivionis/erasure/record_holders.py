@@ -185,6 +185,11 @@ class LedgerRequests(RequestSource):
             self._ledger.verified(request.id, server_round, judgements[request.id], self._thresholds.max_recall)
         return dict(Counter(request.outcome for request in self._ledger))
 
+    def judge_again(self, server_round: int, judgements: Mapping[str, Judgement]) -> None:
+        """Enter new judgements of served requests, by id, whatever was found of them before."""
+        for request in [r for r in self.served_so_far() if r.id in judgements]:
+            self._ledger.verified(request.id, server_round, judgements[request.id], self._thresholds.max_recall)
+
     def close(self, server_round: int) -> None:
         """The stage has ended after `round`."""
 

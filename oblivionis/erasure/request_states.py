@@ -18,12 +18,14 @@ from oblivionis.erasure.events import (
     Committed,
     Covered,
     Decided,
+    Descends,
     Event,
     Exchanged,
     HeldBack,
     LeftOut,
     Rejoined,
     RequestEvent,
+    Retired,
     RolledBack,
     Run,
     Served,
@@ -32,7 +34,7 @@ from oblivionis.erasure.events import (
     Verification,
     Verified,
 )
-from oblivionis.erasure.request import REJECTED, SEALED, NodeRequest, Request, RequestError
+from oblivionis.erasure.request import COVERED, OPEN, REJECTED, SEALED, NodeRequest, Request, RequestError
 from oblivionis.erasure.verification_evidence import ExchangeCounts, RequestCounts
 from oblivionis.erasure.verification_rules import ERASED, VERIFIED, Thresholds
 from oblivionis.naming import subject_key
@@ -124,6 +126,15 @@ class NodeStates(RequestStates[NodeRequest]):
         By request the cover exchange that it is sealed in, and the one that served it.
     configs : dict
         By run the hash of its configuration that this node learned last.
+    results : dict
+        By request and run what that came to there: the request's state in it.
+    descents : dict
+        By run the event that says with whose model it began last.
+    retired : list of Retired
+        What this node's user said of models that are used no more.
+    owed, excused : dict of str to set of str
+        By such a run the requests that it is told again, since its first model knew their records, and those that it is
+        not told, since that model comes of one that has forgotten them.
     """
 
     def __init__(self) -> None:
@@ -134,6 +145,22 @@ class NodeStates(RequestStates[NodeRequest]):
         self.sealed: dict[str, str] = {}
         self.served_in: dict[str, str] = {}
         self.configs: dict[str, str] = {}
+        self.results: dict[str, dict[str, str]] = {}
+        self.descents: dict[str, Descends] = {}
+        self.retired: list[Retired] = []
+        self.owed: dict[str, set[str]] = {}
+        self.excused: dict[str, set[str]] = {}
+        self._number: dict[str, int] = {}
+        self._worked: dict[str, set[str]] = {}
+        """By the hash of each model that this node trained the runs of it."""
+        self._trained: dict[str, int] = {}
+        """By run how many requests were made before this node trained for it first."""
+        self._since: dict[str, int] = {}
+        """The same for the runs of which the model comes that a run began with."""
+        self._audited: dict[tuple[str, str], str] = {}
+        """By run and request the model that this node measured as the final one."""
+        self._forgotten: dict[str, dict[str, str]] = {}
+        """By request and run the hash of the model that has verifiably forgotten its records."""
         self._exchanged = Counter[tuple[str, int, str]]()
         """By run, round and request how many exchanges of this node no server has called served yet."""
         self._holding: set[str] = set()
@@ -149,8 +176,32 @@ class NodeStates(RequestStates[NodeRequest]):
         """Ids of the records that requests name, whatever has become of these, and of those that are held back."""
         return frozenset(i for r in self.requests.values() for i in (*r.record_ids, *r.held_back))
 
+    def due(self, run: str) -> list[NodeRequest]:
+        """The requests that `run` is told: those not settled, and those that its own first model knew, but none that
+        this has forgotten."""
+        owed, excused = self.owed.get(run, set()), self.excused.get(run, set())
+        return [r for r in self.requests.values() if (not r.settled or r.id in owed) and r.id not in excused]
+
+    def knew(self, request_id: str) -> list[str]:
+        """The runs whose models knew the records of a request: they trained on them before it was made, or began with
+        the model of such a one."""
+        number = self._number[request_id]
+        return [run for run in dict.fromkeys((*self._trained, *self._since)) if self._knew(run, number)]
+
+    def _knew(self, run: str, number: int) -> bool:
+        """Whether this node trained for a run, or for one whose model that began with, before it made its request of
+        that number."""
+        return any(of.get(run, number + 1) <= number for of in (self._trained, self._since))
+
+    def model_of(self, run: str, request_id: str) -> str:
+        """The hash of the model that a run left, as far as this node was told: the one that it measured for a request,
+        or that another run began with; empty where it does not know."""
+        begun = [of.model for of in self.descents.values() if of.runs[-1:] == (run,)]
+        return self._audited.get((run, request_id)) or (begun or [""])[-1]
+
     def _made(self, event: Submitted) -> NodeRequest:
         request = event.node_request()
+        self._number.setdefault(request.id, len(self._number))
         self._release(request.subject, (*request.record_ids, *request.excluded))
         return request
 
@@ -166,9 +217,26 @@ class NodeStates(RequestStates[NodeRequest]):
                 self._exchanged[run, event.round or 0, request.id] -= 1
         if isinstance(event, HeldBack):
             self._holding.add(request.id)
+        if isinstance(event, Verification | RolledBack):
+            self._forget(event, run or request.run)
         self._unseal(event)
+        if isinstance(event, Verification) and run and run != request.run:
+            found = event.node_changes(request, self._measured.get((run, request.id), {}))
+            self.results[request.id][run] = str(found["state"])
+            return request  # it is about the model of an earlier run, which was measured again
         changes: Mapping[str, Any] = event.node_changes(request, self._measured.get((run, request.id), {}))
-        return replace(request, **{"run": run or request.run, **changes})
+        changed = replace(request, **{"run": run or request.run, **changes})
+        if "state" in changes:
+            self.results.setdefault(request.id, {})[changed.run] = changed.state
+        return changed
+
+    def _forget(self, event: Verification | RolledBack, run: str) -> None:
+        """Keep which model has forgotten the request's records, by the newest verification in `run`."""
+        self._forgotten.setdefault(event.id, {}).pop(run, None)
+        if isinstance(event, Verified):
+            self.owed.get(run, set()).discard(event.id)
+            if model := event.model or self._audited.get((run, event.id), ""):
+                self._forgotten[event.id][run] = model
 
     def _unseal(self, event: RequestEvent) -> None:
         """Keep by which cover exchange a request is served, if by any."""
@@ -191,11 +259,32 @@ class NodeStates(RequestStates[NodeRequest]):
             self.outcomes[event.session] = event
         elif isinstance(event, Run):
             self.configs[event.run] = event.config
+        elif isinstance(event, Descends):
+            self._begin(event)
+        elif isinstance(event, Retired):
+            self.retired.append(event)
 
     def _known(self, request_id: str) -> NodeRequest:
         if request_id not in self.requests:
             raise RequestError(f"it names request {request_id!r}, which was never made")
         return self.requests[request_id]
+
+    def _begin(self, event: Descends) -> None:
+        """A run begins with a model that others made: what does it owe?"""
+        self.descents[event.run] = event
+        models, owed, excused = frozenset(event.models), set[str](), set[str]()
+        # A run that took several of its rounds before is one as a whole: a node does not see every round's model.
+        runs = {*event.runs}.union(*(self._worked[model] for model in models if model in self._worked))
+        since = min((self._trained[run] for run in runs if run in self._trained), default=None)
+        self._since.pop(event.run, None)
+        if since is not None:
+            self._since[event.run] = since
+        for request in self.requests.values():
+            if models.intersection(self._forgotten.get(request.id, {}).values()):
+                excused.add(request.id)
+            elif request.state != COVERED and since is not None and since <= self._number[request.id]:
+                owed.add(request.id)
+        self.owed[event.run], self.excused[event.run] = owed, excused
 
     def _commit(self, event: Committed) -> None:
         """The requests of a cover exchange are sealed in it."""
@@ -205,11 +294,15 @@ class NodeStates(RequestStates[NodeRequest]):
             sealed: dict[str, Any] = {"state": SEALED, "run": event.run, "note": _WAITING}
             count = request.exchanges + (not event.again)
             self.requests[request.id] = replace(request, **sealed, served_round=None, rouge=None, exchanges=count)
+            self.results.setdefault(request.id, {})[event.run] = SEALED
             self.sealed[request.id] = event.session
             self.served_in.pop(request.id, None)
 
     def _exchange(self, event: Exchanged) -> None:
-        """Keep what the node did for requests, what it measured of them last, and which rounds it held."""
+        """Keep what the node did for requests, what it measured of them last, and with which models it trained."""
+        if event.kind in (TRAIN, UNLEARN) and event.before:
+            self._worked.setdefault(event.before, set()).add(event.run)
+            self._trained.setdefault(event.run, len(self.requests))
         if event.trained and event.kind == TRAIN and not event.exclude:
             self._held[event.run, event.stage, event.round] = event.replay
         elif event.trained and event.kind == BURY:
@@ -222,6 +315,8 @@ class NodeStates(RequestStates[NodeRequest]):
                 measured.pop("final", None)
             elif event.kind == AUDIT:
                 measured[event.moment] = None if event.numbers is UNSET else event.numbers
+                if event.moment == "final":
+                    self._audited[event.run, request_id] = event.before
 
     def _unproven(self, request: NodeRequest, event: RequestEvent) -> str:
         """Why this node does not believe what a server says of a request; empty where it does."""
@@ -231,7 +326,9 @@ class NodeStates(RequestStates[NodeRequest]):
             exchanged = self._exchanged[event.run, event.round or 0, request.id]
             return "" if exchanged > 0 else f"{said}; this node did no such exchange"
         if isinstance(event, Verification):
-            if request.served_round is None or request.run != event.run:
+            earlier = request.run != event.run
+            known = self.results.get(request.id, {}).get(event.run, OPEN)
+            if known in (OPEN, SEALED, REJECTED) if earlier else request.served_round is None:
                 return f"{said}; by this node's ledger it did not serve the request"
             if event.outcome == ERASED:
                 return self._not_held_again(

@@ -9,6 +9,7 @@ from typing import Any
 
 from evaluation.engine.merging import merged
 from oblivionis.config.schema import Config
+from oblivionis.erasure import lineage
 from oblivionis.errors import OblivionisError
 from oblivionis.measures.assessor import assemble_for
 from oblivionis.models.fingerprint import fingerprint_source
@@ -16,8 +17,9 @@ from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.shard_merges import serves_ensemble
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
+from oblivionis.runs.ancestry import descent_of, write_lineage
 from oblivionis.runs.checkpoints import find_checkpoint
-from oblivionis.runs.directory import vector_hash
+from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash
 
 CARD = "README.md"
 WHAT = {ADAPTER: "PEFT adapter", MERGED: "model with the adapter added", WHOLE: "model"}
@@ -52,11 +54,14 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
     """Write the model that `find_checkpoint` finds into `folder`, whole or not at all; what it holds, as the card says.
 
     A PEFT adapter, in float32; with `merged` the whole model with the adapter added, in the base weights' type; a run
-    with `model.mode=full` has no adapter and gives the whole model. The tokenizer and `README.md` lie beside it. Raises
+    with `model.mode=full` has no adapter and gives the whole model. The tokenizer, `README.md`, and what the model
+    comes of (`oblivionis.runs.ancestry`) lie beside it; `models.jsonl` beside the run says where it is. Raises
     OblivionisError.
     """
     run, checkpoint, config, _ = find_checkpoint(target, stage, [])
     check_export(config, folder, merged=merged)
+    descent, runs = descent_of(run, checkpoint), run.path.parent
+    lineage.require_used(runs, descent.model, str(target))
     assembled = assemble_for(run, config)
     assembled.load(checkpoint.vector)
     kind = kind_of(config, merged=merged)
@@ -73,10 +78,18 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
         assembled.tokenizer.save_pretrained(fresh)
         card = model_card(run, config, checkpoint.stage, kind, facts)
         (fresh / CARD).write_text(card, encoding="utf-8")
+        write_lineage(fresh, descent)
         if folder.exists():
             folder.rmdir()
         shutil.move(fresh, folder)
+    lineage.register(runs, lineage.EXPORTED, descent, stage=checkpoint.stage, folder=str(folder.resolve()))
     return kind
+
+
+def still_known(run: RunDirectory, checkpoint: Checkpoint) -> str:
+    """A line that names the demands whose records an exported model may still know; empty without any."""
+    model = lineage.models_in(run.path.parent).of(vector_hash(checkpoint.vector))
+    return lineage.open_line(model, "serve them in a run first") if model is not None else ""
 
 
 def _save(model: Any, config: Config, kind: str, folder: Path) -> None:

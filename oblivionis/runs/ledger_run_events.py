@@ -14,6 +14,8 @@ STAGE = "stage"
 """A stage starts, by the configuration with the hash `text`."""
 TAKEN_OVER = "taken_over"
 """A stage is copied from another run, `source`."""
+DESCENDS = "descends"
+"""The run begins with a model that others made; `models` and `runs`: all that it comes of."""
 RESUMED = "resumed"
 """A stage goes on after `round`, from the checkpoint with the hash `file`; what was measured later is measured anew."""
 CHECKPOINT = "checkpoint"
@@ -62,6 +64,12 @@ class _TakenOver(TypedDict):
     stage: str
     source: _Source
     rows: Rows
+
+
+class _Descends(TypedDict):
+    model: str
+    models: list[str]
+    runs: list[str]
 
 
 class _Resumed(TypedDict):
@@ -135,6 +143,7 @@ SHAPES: Mapping[str, Any] = {
     BEGUN: _Begun,
     STAGE: _Stage,
     TAKEN_OVER: _TakenOver,
+    DESCENDS: _Descends,
     RESUMED: _Resumed,
     CHECKPOINT: _Checkpoint,
     ROWS: _Rows,

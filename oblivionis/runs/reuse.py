@@ -10,6 +10,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Model
 from oblivionis.errors import RunError
 from oblivionis.runs import artifact_binding
+from oblivionis.runs.ancestry import descents, note_descent
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.saved_representations import copy_states
@@ -31,6 +32,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
         differences.append("the base model's fingerprint")
     if differences:
         raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
+    note_descent(run, descents(source).get("finetune"))
     import_updates(config, run, source)
     for stage in REUSABLE:
         if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:

@@ -7,7 +7,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -28,6 +31,7 @@ from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.runtime.simulation_grid import SimulationGrid
 from oblivionis.server.grids import wrapped
+from oblivionis.server.measuring_again import measure_again
 from oblivionis.server.run_context import Server
 from oblivionis.server.stages import run_stages
 
@@ -35,6 +39,8 @@ app = ServerApp()
 log = logging.getLogger("flwr")
 
 SETTLED_SECONDS = 4.0
+Work = Callable[[Server], None]
+"""What is done over a grid with the clients of a run."""
 
 
 @app.main()
@@ -43,7 +49,8 @@ def main(grid: Grid, context: Context) -> None:
 
     With `resume`, the directory of a run that broke off, that run goes on from its last complete round, by its own
     configuration: Flower itself cannot continue a run whose SuperLink or ServerApp ended. `allow-code` is the file of
-    a loss that only the run's, or the experiment's, own file names.
+    a loss that only the run's, or the experiment's, own file names. With `audit`, the directory of a finished run, its
+    served requests are measured again, with `samples` answers to a question, and no stage runs.
 
     A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
     paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better
@@ -66,6 +73,8 @@ def _main(grid: Grid, context: Context) -> None:
     given = str(run_config.get("allow-code") or "")
     code = Path(given) if given else None
     resume, home = str(run_config.get("resume") or ""), Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd()))
+    if audited := str(run_config.get("audit") or ""):
+        return _measure_again(grid, home / audited, run_config, code)
     run = None
     if resume:
         run = _earlier(home / resume, overrides)
@@ -115,6 +124,21 @@ def _main(grid: Grid, context: Context) -> None:
         log.error("%s", error)
 
 
+def _measure_again(grid: Grid, path: Path, run_config: Mapping[str, Any], code: Path | None) -> None:
+    """Measure the served requests of a finished run again. OblivionisError for what else is asked, and as
+    `measure_again`."""
+    if run_config.get("overrides") or run_config.get("resume"):
+        raise RunError("audit goes by the run's own configuration, with samples=N alone; leave the others out")
+    samples = run_config.get("samples")
+    if not isinstance(samples, int) or samples < 1:
+        raise RunError(f"samples={samples}: expected how many answers are sampled to a question, 1 or more")
+    run = artifact_binding.opened(path)
+    config = configuration.from_yaml(run.read_config(), run.config_place)
+    allow_code(config, code)
+    with run.lock():
+        serve(config, grid, run, LogEvents(), threading.Event(), work=partial(measure_again, samples=samples))
+
+
 def _earlier(path: Path, overrides: str) -> RunDirectory:
     """The run to resume. Raises RunError."""
     if overrides:
@@ -137,8 +161,9 @@ def serve(
     events: Events,
     stop: threading.Event,
     remote_evaluator: RemoteEvaluator | None = None,
+    work: Work = run_stages,
 ) -> None:
-    """Run all stages over `grid`; `remote_evaluator` measures in another process.
+    """Run all stages over `grid`, or do other `work`; `remote_evaluator` measures in another process.
 
     Raises RunError for a run that broke off and is not as its ledger says (`oblivionis.runs.artifact_binding`).
     """
@@ -151,7 +176,7 @@ def serve(
         roster=roster,
         remote_evaluator=remote_evaluator,
     )
-    run_stages(server)
+    work(server)
 
 
 def _simulated(grid: Grid) -> bool:

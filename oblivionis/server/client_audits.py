@@ -66,11 +66,11 @@ class ClientAudits:
     does one whose signature (`oblivionis.erasure.node_key`) does not fit. What is known right before and after an
     exchange is of the one that served the request, and where that left records recited, of a later one that began with
     a model that recites some (`before_serving_again`): whether an exchange ended the recitation only one and the same
-    can tell.
+    can tell. `samples`: answers that are sampled to a question, None for as many as configured.
     """
 
-    def __init__(self, server: Server, stage: str, label: str) -> None:
-        self._server, self._stage, self._label = server, stage, label
+    def __init__(self, server: Server, stage: str, label: str, samples: int | None = None) -> None:
+        self._server, self._stage, self._label, self._samples = server, stage, label, samples
         self._thresholds = Thresholds.of(server.config.unlearning.requests)
         self._begun = _Asked(0, "before", np.empty(0, np.float32))
 
@@ -81,6 +81,17 @@ class ClientAudits:
         asked = self._ask(requests, server_round, moment, vector)
         for request in requests:
             self._keep(request, asked)
+        return asked.numbers
+
+    def ask_again(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> dict[str, Numbers]:
+        """The numbers of each request, by id, of the final model `vector`; where a client does not measure it now,
+        what is known of it stays."""
+        asked = self._ask(requests, server_round, "final", vector)
+        for request in requests:
+            if request.id in asked.numbers:
+                self._keep(request, asked)
+            else:
+                self._tell(request, asked)
         return asked.numbers
 
     def before_serving_again(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
@@ -234,6 +245,8 @@ class ClientAudits:
         config[message_keys.RECORD_IDS] = list(request.record_ids)
         config[message_keys.RECORD_COUNTS] = [len(request.record_ids)]
         config[message_keys.SCOPES] = [request.scope]
+        if self._samples is not None:
+            config[message_keys.SAMPLES] = self._samples
         arrays = ArrayRecord({message_keys.ADAPTER: Array(asked.vector)})
         return RecordDict({message_keys.ARRAYS: arrays, message_keys.CONFIG: config})
 
@@ -248,8 +261,8 @@ class ClientAudits:
         signatures = {k: v for k, v in known.pop("signatures", {}).items() if k != moment}
         numbers = asked.numbers.get(request.id)
         if numbers is None:
-            failed[moment] = reason = asked.reasons.get(request.id, "")
-            self._server.events.warning(f"client {request.client} did not audit request {request.id!r}: {reason}")
+            failed[moment] = asked.reasons.get(request.id, "")
+            self._tell(request, asked)
         else:
             known[moment] = dict(numbers)
             signed, facts = asked.signatures[request.id], self._facts(asked)
@@ -257,6 +270,11 @@ class ClientAudits:
             signatures[moment] = {SIGNATURE: signed[SIGNATURE], **{name: facts[name] for name in SIGNED}}
         more = {name: value for name, value in (("signatures", signatures), ("failed", failed)) if value}
         self._write(request, {**known, **more})
+
+    def _tell(self, request: Request, asked: _Asked) -> None:
+        """Tell why a client did not measure."""
+        reason = asked.reasons.get(request.id, "")
+        self._server.events.warning(f"client {request.client} did not audit request {request.id!r}: {reason}")
 
     def _write(self, request: Request, audit: Mapping[str, Any]) -> None:
         """Write the audit of a request; the ledger names its file first."""

@@ -35,6 +35,7 @@ from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.models.shard_merges import served
 from oblivionis.models.update_bounds_settings import bounds_of
+from oblivionis.runs.ancestry import begun_with
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import Keys, KnownNodes
@@ -237,6 +238,7 @@ class Server:
             "live": lambda client: self.holdings.live(client, without_forget_split=False),
             "warn": self.events.warning,
             "last_round": self.config.federation.rounds.unlearn,
+            "descent": begun_with(self.run),
         }
 
     def _set_aside(self, client: int, node: int, reason: str) -> None:

@@ -19,10 +19,11 @@ from oblivionis.runs.progress import Events
 from oblivionis.runtime import processes
 from oblivionis.runtime.fork_server import ForkServer
 from oblivionis.runtime.simulation_grid import ClientProcess, simulation_grid
-from oblivionis.server.app import serve
+from oblivionis.server.app import Work, serve
 from oblivionis.server.client_fork_server import VARIABLES, client_fork_server
 from oblivionis.server.parallel_evaluator import second_evaluator
 from oblivionis.server.ray_cluster import cluster
+from oblivionis.server.stages import run_stages
 from strategies.errors import FederationError
 from strategies.flower_internals import AggregationError
 
@@ -62,8 +63,10 @@ class Stop(threading.Event):
             raise KeyboardInterrupt
 
 
-def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServer | None = None) -> None:
-    """Run all stages of `config` on simulated clients; everything that lasts goes to `run`.
+def simulate(
+    config: Config, run: RunDirectory, events: Events, forks: ForkServer | None = None, work: Work = run_stages
+) -> None:
+    """Run all stages of `config` on simulated clients, or do other `work`; everything that lasts goes to `run`.
 
     forks: a fork server that loads the libraries of clients already; without, one begins now.
 
@@ -83,7 +86,7 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: ForkServe
             raise RunFailed(f"the client processes did not start: {error}") from error
         remote_evaluator = inside.enter_context(second_evaluator(config, forks, events))
         try:
-            serve(config, grid, run, events, stop, remote_evaluator)
+            serve(config, grid, run, events, stop, remote_evaluator, work)
         except (FederationError, AggregationError) as error:
             raise RunFailed(str(error)) from error
         except Exception as error:

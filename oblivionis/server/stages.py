@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from evaluation.engine.progress import watched
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config import dataset_traits
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.data.twins import left_out
+from oblivionis.erasure import lineage
 from oblivionis.erasure.ledger import Schedule
 from oblivionis.erasure.retained_twins import note_twins, scheduled_in_words
 from oblivionis.measures.muse import prompts
@@ -17,6 +20,7 @@ from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.runs import artifact_binding
+from oblivionis.runs.ancestry import begun_with, descents, note_descent, of_base
 from oblivionis.runs.duration_forecast import plan
 from oblivionis.runs.failed_evaluators import warn
 from oblivionis.runs.reuse import import_stages
@@ -55,9 +59,11 @@ def _run_stages(server: Server) -> None:
     config, run, events = server.config, server.run, server.events
     effort = {full: 0 if server.assessor.empty else server.assessor.effort(full=full) for full in (False, True)}
     events.planned(plan(config, planned_rounds(config), effort[False], effort[True]))
+    _check_start(server)
     artifact_binding.start(run)
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
+    note_descent(run, of_base(config))
     server.open_account()
     if server.shards is not None:
         events.note(shards_in_words(server.shards, config))
@@ -80,6 +86,37 @@ def _run_stages(server: Server) -> None:
     write_verdicts(run, config.evaluation.truth_ratio)
     write_request_figures(run)
     artifact_binding.seal(run)
+    _register(server)
+
+
+def _check_start(server: Server) -> None:
+    """Refuse to begin with a model that is retired, and tell once which demands it still knows the records of."""
+    config, key, folder = server.config, "model", server.run.path.parent
+    begun = of_base(config)
+    if config.start_from:
+        source = artifact_binding.opened(Path(config.start_from).expanduser(), with_models=False)
+        key, folder, begun = "start_from", source.path.parent, descents(source).get("finetune")
+    if begun is None or begun_with(server.run) is not None:
+        return
+    lineage.require_used(folder, begun.model, key)
+    found = lineage.models_in(folder).of(begun.model)
+    scheduled = server.policy.requests if isinstance(server.policy, Schedule) else ()
+    told = config.unlearning.requests.policy == "nodes" and "unlearn" in config.stages
+    remedy = "their nodes are told again" if told else "serve them here, too (`oblivionis model list` shows whose)"
+    served_here = [name for request in scheduled for name in (request.id, request.group)]
+    if found is not None and (line := lineage.open_line(found, remedy, served_here)):
+        (server.events.note if told else server.events.warning)(f"{key}: {line}")
+
+
+def _register(server: Server) -> None:
+    """Note beside the runs which models this one made of another's, so that one that vanishes is missed."""
+    folder = server.run.path.parent
+    if (begun := begun_with(server.run)) is None:
+        return
+    known = {line["model"] for line in lineage.registered(folder) if line["event"] == lineage.MADE}
+    for stage, descent in descents(server.run).items():
+        if descent.model not in {*known, begun.model}:
+            lineage.register(folder, lineage.MADE, descent, stage=stage)
 
 
 def _measure_base(server: Server) -> None:

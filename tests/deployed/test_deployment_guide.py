@@ -14,6 +14,11 @@ import pytest
 from support.deployed import BRISK
 from support.processes import MARK, PROJECT, end, environment, free_ports, marked, until
 
+from oblivionis.chain import check_chain
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.measures.audit_numbers import read_audit
+from oblivionis.runs.directory import RunDirectory
+
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
 
 GUIDE = (PROJECT / "docs" / "guides" / "deployment.md").read_text(encoding="utf-8")
@@ -124,8 +129,18 @@ def reader(tmp_path_factory):
         reader.end()
 
 
-def test_both_runs_are_completed(reader):
-    assert reader.statuses() == ["finished:completed"] * 2
+def test_all_runs_are_completed(reader):
+    assert reader.statuses() == ["finished:completed"] * 3
+
+
+def test_the_hospital_measured_the_finished_run_again_with_more_samples(reader):
+    run = RunDirectory(reader.lab / "server" / "runs" / "forget")
+    rows = [r for r in run.metrics() if (r["evaluator"], r["moment"]) == ("client_audit", "end")]
+    samples = [row["requests"]["hill-1"]["leakage_samples"] for row in rows]
+    assert len(samples) == 2 and samples[0] < samples[1] == 128
+    assert read_audit(run.path, "hill-1")["final"]["leakage_samples"] == 128
+    assert len([e for e in check_chain(run.ledger_path).entries if e["event"].startswith("verifi")]) == 2
+    assert [r.id for r in NodeLedger(reader.lab / "node1").requests()] == ["hill-1"]
 
 
 def test_the_patient_is_forgotten(reader):
@@ -176,5 +191,5 @@ def test_nobody_else_can_read_what_a_run_leaves(reader):
 
 
 def test_every_command_of_the_guide_was_run(reader):
-    assert len(COMMANDS) == 29
+    assert len(COMMANDS) == 31
     assert (reader.home / "fleet/node2/start-supernode.sh").read_text().count("flower.example.org:9443") == 1

@@ -25,7 +25,10 @@ def handle(message: NodeMessage) -> Message:
         raise DemandError(f"an audit is about one request, got {len(demands)}")
     forget = forget_set(demands, exchange.held, exchange.node.buried())
     worker, folder = exchange.worker, exchange.node.path
-    numbers = node_audit.audit(worker, exchange.client, message.vector, forget, exchange.withheld(), folder=folder)
+    samples = message.integer(message_keys.SAMPLES, 0) or None
+    numbers = node_audit.audit(
+        *(worker, exchange.client, message.vector, forget, exchange.withheld()), folder=folder, samples=samples
+    )
     phase = message.text(MOMENT)
     enter_exchange(exchange, None, requests=message.request_ids(), phase=phase, numbers=numbers)
     reply = ModelReply(exchange).message(None, {message_keys.NUM_EXAMPLES: len(forget), **numbers})

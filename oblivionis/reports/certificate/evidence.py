@@ -63,7 +63,9 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "after": dict(measured.get("after", {})),
         "final": {k: v for k, v in final.items() if v is not None},
         "judgement": judgement or {"outcome": request.outcome, "why": request.why, "rouge": request.rouge},
-        "leakage": _client_leakage(audit, config) if audit else _run_leakage(run, config, request, judgement),
+        "leakage": _client_leakage(audit, config, _final_audits(run, request.id))
+        if audit
+        else _run_leakage(run, config, request, judgement),
         "rank": _client_rank(audit) if audit else _run_rank(run, figures),
         "oracle": _oracle(figures, seen),
         "attacks": None if audit else _attacks(run, request, seen),
@@ -304,9 +306,17 @@ def _other_terms(run: RunDirectory, audit: Mapping[str, Any], config: Config) ->
     return f"an audit with another {', '.join(other)} than the configuration is set aside" if other else ""
 
 
-def _client_leakage(audit: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
+def _client_leakage(audit: Mapping[str, Any], config: Config, audits: int = 1) -> dict[str, Any] | None:
+    """What the client sampled last; audits: how often it measured the final model."""
     leakage = _mean_leakage(audit.get("final", {}), config, "the request's records", own=True)
-    return None if leakage is None else leakage | {"records": int(audit["final"].get("forget_records", 0))}
+    more = {"audits": audits} if audits > 1 else {}
+    return None if leakage is None else leakage | more | {"records": int(audit["final"].get("forget_records", 0))}
+
+
+def _final_audits(run: RunDirectory, request_id: str) -> int:
+    """How often the client measured the final model for a request."""
+    rows = [r for r in run.metrics() if (r["evaluator"], r["moment"]) == ("client_audit", MOMENTS_OF_AUDIT["final"])]
+    return sum(request_id in r.get("requests", {}) for r in rows)
 
 
 def _mean_leakage(metrics: Mapping[str, float], config: Config, of: str, *, own: bool) -> dict[str, Any] | None:

@@ -59,6 +59,7 @@ def certificate_page(certificate: Mapping[str, Any]) -> str:
     for part in parts:
         body += _part(part, alone=len(parts) == 1, measured=not exact)
     body += proof_section(certificate) if exact else []
+    body += _not_covered(certificate.get("not_covered", []))
     body += [h.h2["Replay"], _replay(certificate), h.h2["Signature"], _signature(certificate)]
     return html_page(f"Erasure certificate {demand['id']}", body)
 
@@ -69,6 +70,19 @@ def _scope(records: Sequence[Mapping[str, Any]]) -> list[h.Node]:
     heads = ["record", "client", "request that names it", "served in round", "found"]
     table = html_table(heads, ["who", "n", "who", "n", "who"], rows, "Records of the demand")
     return [h.h2["Records of the demand"], table]
+
+
+def _not_covered(models: Sequence[Mapping[str, Any]]) -> list[h.Node]:
+    """Other models that may still know the records: the certificate says nothing of them."""
+    if not models:
+        return []
+    rows: list[list[h.Node]] = [
+        [m["what"], ", ".join(m["where"]), ", ".join(f"{r}: {s}" for r, s in m["requests"].items()), _code(m["model"])]
+        for m in models
+    ]
+    heads = ["model", "lies in", "request, and what came of it there", "SHA-256"]
+    about = "This certificate is about the final model of its run. These others may still know the records:"
+    return [h.h2["Models that are not covered"], h.p[about], html_table(heads, [""] * 4, rows, "Models not covered")]
 
 
 def _who(part: Mapping[str, Any]) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from oblivionis.chain import check_chain
+from oblivionis.erasure import lineage
 from oblivionis.erasure.ledger import EXCHANGE, Ledger
 from oblivionis.erasure.request import PENDING, REJECTED, Request
 from oblivionis.errors import OblivionisError
@@ -59,6 +62,25 @@ def scope_of(run: RunDirectory, demand: str) -> Scope:
             part = request.id if request.id in served else records[0].request.id
             unnamed[part] = unnamed.get(part, 0) + left
     return Scope(tuple(records), tuple(r for r in ledger if r.id in served), unnamed)
+
+
+def not_covered(run: RunDirectory, scope: Scope, covered: str) -> dict[str, Any]:
+    """What a certificate says of other models that may still know records of its demand, by those that lie beside the
+    run or came of it; nothing without any. covered: the hash of the model that it is about."""
+    known, damaged = lineage.still_known(run, scope.requests, covered)
+    models = [
+        {
+            "model": model.model,
+            "what": model.what,
+            "where": [Path(place).name for place in model.places] or [lineage.NOT_FOUND],
+            "requests": states,
+        }
+        for model, states in known
+    ]
+    for line in damaged:
+        name = line.partition(":")[0]
+        models.append({"model": "", "what": f"run {name}, which cannot be read", "where": [name], "requests": {}})
+    return {"not_covered": models} if models else {}
 
 
 def _records(ledger: Ledger, request: Request) -> Iterator[Named]:

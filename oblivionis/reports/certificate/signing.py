@@ -46,9 +46,9 @@ from oblivionis.reports.certificate.exact import (
     rounds_text,
 )
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
-from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
+from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, not_covered, scope_of
 from oblivionis.runs import artifact_binding
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.version import __version__
 
 FORMAT, VERSION = "oblivionis erasure certificate", 2
@@ -127,6 +127,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
             "oblivionis": program_of(run),
             "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
         },
+        **({} if opened else not_covered(run, scope, vector_hash(run.load_checkpoint(STAGE).vector))),
         "files": dict(files),
         "replay": _replay(name, config) if proof is None else how_to_replay(),
         "issued": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -54,12 +54,14 @@ SHOWN_AT = {
     ("oblivionis.server.app", "oblivionis.reports.html.run_page"),
     ("oblivionis.server.app", "oblivionis.reports.run_summary"),
     ("oblivionis.server.app", "oblivionis.runs.tracking"),
+    ("oblivionis.server.measuring_again", "oblivionis.reports.certificate.signing"),
     ("oblivionis.server.stages", "oblivionis.reports.request_figures"),
     ("oblivionis.server.stage", "oblivionis.measures.ruler.report"),
     ("oblivionis.server.stages", "oblivionis.reports.verdicts"),
     ("oblivionis.server.stages", "oblivionis.runs.tracking"),
 }
-"""Where a run hands what it computed to what shows it: its report, its summary, its verdicts, its trackers."""
+"""Where a run hands what it computed to what shows it: its report, its summary, its verdicts, its trackers, and
+the certificates that it supersedes."""
 
 
 def rooms():
