@@ -23,6 +23,7 @@ from oblivionis.data.twins import (
     WORD_FOR_WORD,
     Said,
     Weights,
+    WordSets,
     find_twins,
     left_out,
     name_words,
@@ -186,7 +187,7 @@ def test_nothing_is_missed_that_a_comparison_of_all_pairs_finds():
     records = [Record(str(i), text(), text(), str(i % 40)) for i in range(160)]
     records += [replace(r, id=f"{r.id}'", answer=r.answer + " w1") for r in records[:30]]
     forget, kept = records[:50], records[50:]
-    weights = Weights([(Said(r).all, r.subject) for r in records], name_words(records))
+    weights = Weights([WordSets((Said(r).all, r.subject) for r in records)], name_words(records))
     expected = set()
     for a in map(Said, forget):
         for b in map(Said, kept):
