@@ -225,6 +225,7 @@ class Weights:
 
     def __init__(self, of: Sequence[WordSets], names: Mapping[str, frozenset[str]], power: int = 1) -> None:
         self._names, self._numbers = names, dict(of[0].numbers)
+        self._words = list(self._numbers)
         self._columns = np.concatenate([sets.columns for sets in of])
         self._starts = np.cumsum([0, *(length for sets in of for length in np.diff(sets.starts))])
         self._subjects = [subject for sets in of for subject in sets.subjects]
@@ -232,12 +233,11 @@ class Weights:
         by_users = {n: math.log1p(len(self._subjects) / n) ** power if n else 0.0 for n in set(users)}
         self._weight = [by_users[n] for n in users]
         # From the rarest word to the most frequent one, as `_sharing` needs them.
-        order = [number for _, _, number in sorted(zip(users, self._numbers, itertools.count()))]
+        order = sorted(range(len(users)), key=lambda number: (users[number], self._words[number]))
         self._by_place = np.array(self._weight)[order]
         self._place = np.empty(len(order), np.int32)
         self._place[order] = np.arange(len(order))
-        self._words = list(self._numbers)
-        self._of_name, self._usual = functools.cache(self._find_of_name), functools.cache(self._find_usual)
+        self._usual_of: dict[str, frozenset[str]] = {}
 
     def weight(self, of: Iterable[str]) -> float:
         return sum(self._weight[self._numbers[word]] for word in of)
@@ -251,21 +251,23 @@ class Weights:
         """Whether all names in the kept record, and those in its question, are in the other and its question."""
         if one.subject == kept.subject:
             return True
+        named = (of(kept.subject) for of in (self._of_name, self._usual))
         return all(
-            names.intersection(kept.question) <= set(one.question) and names & kept.all <= one.all
-            for names in (find(kept.subject) for find in (self._of_name, self._usual))
+            names.intersection(kept.question) <= set(one.question) and names & kept.all <= one.all for names in named
         )
 
-    def _find_of_name(self, subject: str) -> frozenset[str]:
+    def _of_name(self, subject: str) -> frozenset[str]:
         """The words of a subject's name that are rare enough."""
         return self._rare(self._names.get(subject, ()), RARE_NAME)
 
-    def _find_usual(self, subject: str) -> frozenset[str]:
+    def _usual(self, subject: str) -> frozenset[str]:
         """The rare words in half of a subject's records, two at least."""
-        rows = self._rows[subject]
-        often = Counter(np.concatenate([self._row(row) for row in rows]).tolist())
-        usual = (self._words[n] for n, count in often.items() if count > 1 and 2 * count >= len(rows))
-        return self._rare(usual, RARE)
+        if subject not in self._usual_of:
+            rows = self._rows[subject]
+            often = Counter(np.concatenate([self._row(row) for row in rows]).tolist())
+            usual = (self._words[n] for n, count in often.items() if count > 1 and 2 * count >= len(rows))
+            self._usual_of[subject] = self._rare(usual, RARE)
+        return self._usual_of[subject]
 
     def _rare(self, of: Iterable[str], share: float) -> frozenset[str]:
         """The words that no more than `share` of all subjects have, or two."""
