@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from support.churn import QUIET
 from support.inprocess import InProcessGrid
 from support.stages import Recorded, execute, new_run
 
@@ -29,7 +30,7 @@ from oblivionis.server.app import serve
 from strategies import message_keys
 
 EXACT = (
-    *("unlearning=exact", "strategy=fedadam", "evaluation.every=0", "federation.clients=3"),
+    *("unlearning=exact", "strategy=fedadam", *QUIET, "federation.clients=3"),
     *("federation.rounds.finetune=3", "federation.rounds.retrain=3", "federation.rounds.unlearn=2"),
     "federation.fraction_train=0.7",
 )
