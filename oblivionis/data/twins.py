@@ -163,13 +163,12 @@ def _text_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     ours, theirs = [_words(record.answer) for record in forget], [_words(record.answer) for record in kept]
     follows = [i + 1 < len(kept) and kept[i].subject == kept[i + 1].subject for i in range(len(kept))]
     pairs = [(*of, *theirs[i + 1]) if follows[i] else of for i, of in enumerate(theirs)]
-    read = WordSets((of, r.subject) for of, r in zip(ours, forget, strict=True))
-    others, passages = (
-        WordSets(((of, r.subject) for of, r in zip(texts, kept, strict=True)), read.numbers)
-        for texts in (theirs, pairs)
+    own = WordSets((of, r.subject) for of, r in zip(ours, forget, strict=True))
+    others, paired = (
+        WordSets(((of, r.subject) for of, r in zip(texts, kept, strict=True)), own.numbers) for texts in (theirs, pairs)
     )
-    corpus = Weights((read, others), {}, TEXT_POWER)
-    pieces, passages = corpus.matrix(read), corpus.matrix(passages)
+    corpus = Weights((own, others), {}, TEXT_POWER)
+    pieces, passages = corpus.matrix(own), corpus.matrix(paired)
     best: dict[tuple[int, int], float] = {}
     for i, j, shared in _sharing(pieces, passages, (LEAST_HELD, 0.0), lambda a, _: LEAST_HELD * a):
         if len(ours[i]) < LEAST_WORDS:

@@ -199,6 +199,14 @@ def test_nothing_is_missed_that_a_comparison_of_all_pairs_finds():
     assert len(expected) > 20 and {(t.forget, t.kept) for t in question_twins(forget, kept)} == expected
 
 
+def test_what_was_compared_with_the_same_records_before_changes_nothing():
+    corpus, (first, second) = corpus_with_copies()
+    forget, kept = [first, second], [r for r in corpus.train if r.id not in corpus.forget_ids]
+    alone = find_twins(forget, kept)
+    find_twins([Record("z", "Which words has nobody else?", "Zyzzyva, quokka and numbat.", "Zyx Quux")], kept)
+    assert find_twins(forget, kept) == alone and len(alone) == 2
+
+
 def test_a_passage_that_is_cut_elsewhere_is_found():
     rng = random.Random(1)
     *others, mine = _passages(rng)
