@@ -55,7 +55,7 @@ def overrides(folder: Path, case: str) -> list[str]:
     ]
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, layers: int = LAYERS) -> None:
     """Write the random model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -63,7 +63,7 @@ def build(folder: Path) -> None:
     torch.manual_seed(0)
     shape: dict[str, Any] = {
         "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "intermediate_size": 1376,

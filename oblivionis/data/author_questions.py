@@ -26,7 +26,7 @@ class Topic:
 
 def fill(template: str, values: dict[str, str]) -> str:
     """`template` with its gaps replaced, "a" or "an" as fits, first letter capitalised; KeyError for a missing gap."""
-    text = _ARTICLE.sub(r"\1n ", _GAP.sub(lambda match: values[match.group(1)], template))
+    text = _ARTICLE.sub(r"\1n ", template.format_map(values))
     return text[0].upper() + text[1:]
 
 

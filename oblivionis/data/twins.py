@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 import unicodedata
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,29 +131,44 @@ def _words(text: str) -> tuple[str, ...]:
 
 def question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     """Kept records with the question and answer of one to forget, word for word or nearly, of one subject."""
-    ours, theirs = [Said(record) for record in forget], [Said(record) for record in kept]
-    corpus = Weights([(said.all, said.subject) for said in (*ours, *theirs)], name_words((*forget, *kept)))
+    theirs = _read(tuple(kept))
+    ours = _word_sets(forget, theirs.numbers)
+    corpus = Weights((ours, theirs), name_words((*forget, *kept)))
     least = LEAST_SHARED / (2 - LEAST_SHARED)  # of either record's weight, for any weight of the other
-    first, second = (corpus.matrix([said.all for said in of]) for of in (ours, theirs))
+    first, second = corpus.matrix(ours), corpus.matrix(theirs)
+    said = functools.cache(Said)
     found = []
     for i, j, shared in _sharing(first, second, (least, least), lambda a, b: LEAST_SHARED * (a + b) / 2):
-        a, b = ours[i], theirs[j]
+        a, b = said(forget[i]), said(kept[j])
         if (a.question, a.answer) == (b.question, b.answer):
             found.append(Twin(a.id, b.id, WORD_FOR_WORD, 1.0))
             continue
         alike = 2 * shared / (first.total[i] + second.total[j])
-        if corpus.alike(a.answer, b.answer) >= LEAST_SHARED_ANSWER and corpus.same(a, b):
+        if corpus.same(a, b) and corpus.alike(a.answer, b.answer) >= LEAST_SHARED_ANSWER:
             found.append(Twin(a.id, b.id, NEARLY, float(alike)))
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def _read(records: tuple[Record, ...]) -> WordSets:
+    """The words of records; several sets are compared with the same large one, one after the other."""
+    return _word_sets(records)
+
+
+def _word_sets(records: Iterable[Record], numbers: dict[str, int] | None = None) -> WordSets:
+    return WordSets((((*_words(r.question), *_words(r.answer)), r.subject) for r in records), numbers)
 
 
 def _text_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     ours, theirs = [_words(record.answer) for record in forget], [_words(record.answer) for record in kept]
     follows = [i + 1 < len(kept) and kept[i].subject == kept[i + 1].subject for i in range(len(kept))]
     pairs = [(*of, *theirs[i + 1]) if follows[i] else of for i, of in enumerate(theirs)]
-    both = [(frozenset(of), r.subject) for of, r in zip((*ours, *theirs), (*forget, *kept), strict=True)]
-    corpus = Weights(both, {}, TEXT_POWER)
-    pieces, passages = corpus.matrix(map(frozenset, ours)), corpus.matrix(map(frozenset, pairs))
+    own = WordSets((of, r.subject) for of, r in zip(ours, forget, strict=True))
+    others, paired = (
+        WordSets(((of, r.subject) for of, r in zip(texts, kept, strict=True)), own.numbers) for texts in (theirs, pairs)
+    )
+    corpus = Weights((own, others), {}, TEXT_POWER)
+    pieces, passages = corpus.matrix(own), corpus.matrix(paired)
     best: dict[tuple[int, int], float] = {}
     for i, j, shared in _sharing(pieces, passages, (LEAST_HELD, 0.0), lambda a, _: LEAST_HELD * a):
         if len(ours[i]) < LEAST_WORDS:
@@ -174,37 +191,55 @@ def _within(piece: Sequence[str], pairs: Sequence[Sequence[str]], k: int, follow
 
 def name_words(records: Iterable[Record]) -> dict[str, frozenset[str]]:
     """The words of each subject's name that most other names do not have; none where only an id names it."""
-    found = {record.subject: frozenset(words(record.subject)) for record in records if record.subject != record.id}
+    found = {
+        name: frozenset(words(name)) for name in {record.subject for record in records if record.subject != record.id}
+    }
     often = Counter(word for name in found.values() for word in name)
     return {subject: frozenset(w for w in name if 2 * often[w] <= len(found)) for subject, name in found.items()}
+
+
+class WordSets:
+    """The set of words of each of some texts, as numbers.
+
+    of: the words and the subject of each text; numbers: by word its number; of texts that are compared the same.
+    columns: the numbers of all texts, one text after the other; starts: (texts + 1,), where each begins among these.
+    """
+
+    def __init__(self, of: Iterable[tuple[Iterable[str], str]], numbers: dict[str, int] | None = None) -> None:
+        self.numbers = defaultdict(itertools.count().__next__) if numbers is None else numbers
+        self.subjects: list[str] = []
+        columns, starts = array("i"), [0]
+        for words_of, subject in of:
+            columns.extend(set(map(self.numbers.__getitem__, words_of)))
+            starts.append(len(columns))
+            self.subjects.append(subject)
+        self.columns, self.starts = np.array(columns, np.int32), np.array(starts)
 
 
 class Weights:
     """Weights of the words of some records, by how many of them have a word, and the words that name a subject.
 
-    used: the words and the subject of each record; names: the words of subjects' names.
+    of: the words of the records, all with the same numbers; names: the words of subjects' names.
     """
 
-    def __init__(
-        self, used: Sequence[tuple[frozenset[str], str]], names: Mapping[str, frozenset[str]], power: int = 1
-    ) -> None:
-        self._names = names
-        self._by_subject: dict[str, list[frozenset[str]]] = defaultdict(list)
-        for of, subject in used:
-            self._by_subject[subject].append(of)
-        users = Counter(word for of, _ in used for word in of)
+    def __init__(self, of: Sequence[WordSets], names: Mapping[str, frozenset[str]], power: int = 1) -> None:
+        self._names, self._numbers = names, dict(of[0].numbers)
+        self._words = list(self._numbers)
+        self._columns = np.concatenate([sets.columns for sets in of])
+        self._starts = np.cumsum([0, *(length for sets in of for length in np.diff(sets.starts))])
+        self._subjects = [subject for sets in of for subject in sets.subjects]
+        users = np.bincount(self._columns, minlength=len(self._numbers)).tolist()
+        by_users = {n: math.log1p(len(self._subjects) / n) ** power if n else 0.0 for n in set(users)}
+        self._weight = [by_users[n] for n in users]
         # From the rarest word to the most frequent one, as `_sharing` needs them.
-        self._place = {word: i for i, word in enumerate(sorted(users, key=lambda word: (users[word], word)))}
-        self._weight = {word: math.log1p(len(used) / n) ** power for word, n in users.items()}
-        subjects = Counter(word for sets in self._by_subject.values() for word in frozenset().union(*sets))
-        self._rare, self._rare_name = (
-            frozenset(word for word, n in subjects.items() if n <= max(2.0, share * len(self._by_subject)))
-            for share in (RARE, RARE_NAME)
-        )
-        self._named_by: dict[str, frozenset[str]] = {}
+        order = sorted(range(len(users)), key=lambda number: (users[number], self._words[number]))
+        self._by_place = np.array(self._weight)[order]
+        self._place = np.empty(len(order), np.int32)
+        self._place[order] = np.arange(len(order))
+        self._usual_of: dict[str, frozenset[str]] = {}
 
     def weight(self, of: Iterable[str]) -> float:
-        return sum(self._weight[word] for word in of)
+        return sum(self._weight[self._numbers[word]] for word in of)
 
     def alike(self, one: Sequence[str], other: Sequence[str]) -> float:
         """Dice's coefficient of two texts by weight."""
@@ -215,27 +250,57 @@ class Weights:
         """Whether all names in the kept record, and those in its question, are in the other and its question."""
         if one.subject == kept.subject:
             return True
-        names = self._named(kept.subject)
-        return names.intersection(kept.question) <= set(one.question) and names & kept.all <= one.all
+        named = (of(kept.subject) for of in (self._of_name, self._usual))
+        return all(
+            names.intersection(kept.question) <= set(one.question) and names & kept.all <= one.all for names in named
+        )
 
-    def _named(self, subject: str) -> frozenset[str]:
-        """The rare words that name a subject: those of its name, and those in half of its records, two at least."""
-        if subject not in self._named_by:
-            records = self._by_subject[subject]
-            often = Counter(word for of in records for word in of)
-            usual = {word for word, n in often.items() if n > 1 and 2 * n >= len(records)}
-            self._named_by[subject] = (self._rare & usual) | (self._rare_name & self._names.get(subject, frozenset()))
-        return self._named_by[subject]
+    def _of_name(self, subject: str) -> frozenset[str]:
+        """The words of a subject's name that are rare enough."""
+        return self._rare(self._names.get(subject, ()), RARE_NAME)
 
-    def matrix(self, of: Iterable[frozenset[str]]) -> _Matrix:
+    def _usual(self, subject: str) -> frozenset[str]:
+        """The rare words in half of a subject's records, two at least."""
+        if subject not in self._usual_of:
+            rows = self._rows[subject]
+            often = Counter(np.concatenate([self._row(row) for row in rows]).tolist())
+            usual = (self._words[n] for n, count in often.items() if count > 1 and 2 * count >= len(rows))
+            self._usual_of[subject] = self._rare(usual, RARE)
+        return self._usual_of[subject]
+
+    def _rare(self, of: Iterable[str], share: float) -> frozenset[str]:
+        """The words that no more than `share` of all subjects have, or two."""
+        most = max(2.0, share * len(self._rows))
+        return frozenset(word for word in of if word in self._numbers and self._sharers[self._numbers[word]] <= most)
+
+    @cached_property
+    def _rows(self) -> dict[str, list[int]]:
+        """By subject its records."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for row, subject in enumerate(self._subjects):
+            found[subject].append(row)
+        return found
+
+    @cached_property
+    def _sharers(self) -> np.ndarray:
+        """Of how many subjects the records have a word, by its number."""
+        found = np.zeros(len(self._weight), np.int32)
+        for rows in self._rows.values():
+            found[np.concatenate([self._row(row) for row in rows])] += 1  # once, however many of them have the word
+        return found
+
+    def _row(self, row: int) -> np.ndarray:
+        return self._columns[self._starts[row] : self._starts[row + 1]]
+
+    def matrix(self, of: WordSets) -> _Matrix:
         """A row for each set of words."""
         from scipy import sparse
 
-        rows = [sorted(self._place[word] for word in words_of) for words_of in of]
-        by_place = np.array([self._weight[word] for word in self._place])
-        starts = np.cumsum([0, *map(len, rows)])
-        columns = np.fromiter((place for row in rows for place in row), np.int32, count=starts[-1])
-        return _Matrix(sparse.csr_array((by_place[columns], columns, starts), shape=(len(rows), len(self._place))))
+        columns = self._place[of.columns]
+        shape = (len(of.subjects), len(self._place))
+        weights = sparse.csr_array((self._by_place[columns], columns, of.starts), shape=shape)
+        weights.sort_indices()
+        return _Matrix(weights)
 
 
 class _Matrix:

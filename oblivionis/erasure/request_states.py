@@ -331,9 +331,10 @@ class NodeStates(RequestStates[NodeRequest]):
             if known in (OPEN, SEALED, REJECTED) if earlier else request.served_round is None:
                 return f"{said}; by this node's ledger it did not serve the request"
             if event.outcome == ERASED:
-                return self._not_held_again(
-                    event.run, request.served_round, f"run {event.run} says that it is {ERASED}"
-                )
+                said = f"run {event.run} says that it is {ERASED}"
+                if earlier or request.served_round is None:
+                    return f"{said}; another run has served the request since"
+                return self._not_held_again(event.run, request.served_round, said)
             return self._unverified(request, event, said) if isinstance(event, Verified) else ""
         if isinstance(event, Covered):
             earlier = itertools.takewhile(lambda r: r.id != request.id, self.requests.values())

@@ -240,6 +240,10 @@ def _classes(column: Column) -> list[str]:
     return [*(["n"] if column.number else []), *([] if column.near else ["far"])]
 
 
+_CELLS = {column.key: h.td(class_=_classes(column)) for column in COLUMNS}
+"""Without their content: there are thousands on a page."""
+
+
 def _row(view: View, name: str, run: Glance) -> h.Element:
     box = h.input(type="checkbox", name="run", value=name, checked=name in view.chosen, aria_label=f"compare {name}")
     settings = " · ".join(filter(None, (run.model, run.data, run.strategy, run.method)))
@@ -248,7 +252,7 @@ def _row(view: View, name: str, run: Glance) -> h.Element:
     return h.tr[
         h.td[box],
         h.th(scope="row")[link],
-        [h.td(class_=_classes(c))[cells.get(c.key, _shown(c.value(name, run)))] for c in COLUMNS[1:]],
+        [_CELLS[c.key][cells[c.key] if c.key in cells else _shown(c.value(name, run))] for c in COLUMNS[1:]],
     ]
 
 

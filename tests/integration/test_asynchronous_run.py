@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.churn import QUIET
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.chain import check_chain
@@ -12,7 +13,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
 from oblivionis.runs.directory import RunDirectory
 
-SHORT = ["stages=[finetune,unlearn]", "federation.rounds.unlearn=4", "evaluation.every=0", "evaluation.at_start=false"]
+SHORT = ["stages=[finetune,unlearn]", "federation.rounds.unlearn=4", *QUIET]
 CLOCK = ["federation.simulated_seconds.distribution=pareto", "federation.simulated_seconds.persistence=0.2"]
 BUFFER = ["federation.buffer.size=1", "federation.buffer.concurrency=3"]
 ALL = ["federation.fraction_train=1"]

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.churn import QUIET
 from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.client.app import app
@@ -16,7 +17,7 @@ from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.updates import open_updates
 from strategies import message_keys
 
-ROUNDS = ("federation.rounds.finetune=3", "federation.rounds.unlearn=3", "evaluation.every=0")
+ROUNDS = ("federation.rounds.finetune=3", "federation.rounds.unlearn=3", *QUIET)
 ERASER = (*ROUNDS, "unlearning=federaser", "unlearning.updates.every=1", "strategy=fedavgm")
 
 

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from support.churn import QUIET
 from support.stages import Recorded, execute, new_run
 
 from clients import losses
@@ -27,7 +28,7 @@ from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory
 from strategies import message_keys
 
-ALL = ("federation.fraction_train=1.0", "federation.rounds.finetune=1", "federation.keep_checkpoints=9")
+ALL = ("federation.fraction_train=1.0", "federation.rounds.finetune=1", "federation.keep_checkpoints=9", *QUIET)
 BY_FILE = ("stages=[unlearn]", "unlearning.requests.policy=file", "federation.rounds.unlearn=4")
 
 

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.churn import QUIET
 from support.stages import Recorded, execute, final_metrics, new_run
 
 from oblivionis import seeds
@@ -30,6 +31,7 @@ def two_ask(mode: str) -> tuple[str, ...]:
         "strategy=fedadam",
         "data.partition.scheme=iid",
         "unlearning.requests.policy=all_at_round",
+        *QUIET,
     )
 
 

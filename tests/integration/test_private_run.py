@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 from rich.console import Console
+from support.churn import QUIET
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.erasure.ledger import Ledger
@@ -19,6 +20,7 @@ from oblivionis.runs.epsilon import Event, epsilon
 from oblivionis.runs.privacy import read_account
 
 FEW = (
+    *QUIET,
     "federation.rounds.finetune=1",
     "federation.rounds.retrain=1",
     "federation.rounds.unlearn=2",

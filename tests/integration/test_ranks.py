@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.churn import QUIET
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.audits.exchange_replay import replay_exchange
@@ -23,6 +24,7 @@ TWO_ASK = (
     "unlearning.requests.policy=all_at_round",
     "stages=[finetune,unlearn]",
     "federation.rounds.unlearn=3",
+    *QUIET,
 )
 PRODUCT = "model.lora.aggregation=product"
 UNEVEN = (*TWO_ASK, PRODUCT, "model.lora.ranks=[8,16,32]")

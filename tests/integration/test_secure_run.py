@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.churn import QUIET
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.client.app import app
@@ -17,6 +18,7 @@ from strategies.secure import stage_keys
 from strategies.secure.agreed_parameters import SecureSettings
 
 PLAIN = (
+    *QUIET,
     "federation.min_clients=3",
     "federation.rounds.finetune=1",
     "federation.rounds.unlearn=1",

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from support.churn import QUIET
 from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.erasure.ledger import Ledger
@@ -49,7 +50,7 @@ def test_the_base_model_is_measured_as_nobody_trained_it(finished):
 
 
 def test_nobody_asks_after_the_last_planned_round(tmp_path):
-    config, run = new_run(tmp_path, "short", "federation.rounds.unlearn=1", "stages=[finetune, unlearn]")
+    config, run = new_run(tmp_path, "short", *QUIET, "federation.rounds.unlearn=1", "stages=[finetune, unlearn]")
     execute(config, run)
     assert [r.round for r in Ledger(run.ledger_path)] == [1]
     assert run.stage_summary("unlearn")["rounds"] == 1
@@ -125,7 +126,7 @@ def nan_once(client_to_break):
 def test_a_request_whose_reply_is_nan_stays_pending_and_is_served_later(finished, tmp_path):
     _, whole, _, _ = finished
     first = min(Ledger(whole.ledger_path), key=lambda r: r.id)
-    config, run = new_run(tmp_path, "nan", "federation.rounds.unlearn=4")
+    config, run = new_run(tmp_path, "nan", *QUIET, "federation.rounds.unlearn=4")
     events, _ = execute(config, run, tamper=nan_once(first.client))
     assert [(s, c) for s, c, _ in events.left_out] == [("unlearn", first.client)]
     request = Ledger(run.ledger_path).get(first.id)
@@ -134,7 +135,7 @@ def test_a_request_whose_reply_is_nan_stays_pending_and_is_served_later(finished
 
 
 def test_a_round_without_any_answer_changes_nothing(tmp_path):
-    settings = ("stages=[finetune]", "federation.keep_checkpoints=9", "federation.timeout=1")
+    settings = (*QUIET, "stages=[finetune]", "federation.keep_checkpoints=9", "federation.timeout=1")
     config, run = new_run(tmp_path, "silent", *settings)
 
     def tamper(client, message, reply):
@@ -150,7 +151,7 @@ def test_a_round_without_any_answer_changes_nothing(tmp_path):
 
 
 def test_strict_stops_at_the_first_failed_client(tmp_path):
-    config, run = new_run(tmp_path, "strict", "strict=true")
+    config, run = new_run(tmp_path, "strict", *QUIET, "strict=true")
 
     def tamper(client, message, reply):
         failing = message.metadata.message_type == message_keys.TRAIN
@@ -161,7 +162,7 @@ def test_strict_stops_at_the_first_failed_client(tmp_path):
 
 
 def test_a_client_with_another_base_model_refuses(tmp_path, monkeypatch):
-    config, run = new_run(tmp_path, "foreign", "stages=[finetune]", "federation.rounds.finetune=1")
+    config, run = new_run(tmp_path, "foreign", *QUIET, "stages=[finetune]", "federation.rounds.finetune=1")
     monkeypatch.setattr("oblivionis.server.run_context.fingerprint_model", lambda *_: "f" * 64)
     events = Recorded()
     with pytest.raises(RunFailed, match=r"nobody trained, all 2 replies were left out; .* another base model"):
@@ -180,8 +181,8 @@ def test_start_from_shares_finetune_and_retrain(finished, tmp_path):
 
 def test_unlearning_goes_on_with_the_moments_of_finetune(tmp_path):
     """Both begin with the same model and the same answers: what the momentum adds is all that is between them."""
-    common = ("strategy=fedavgm", "federation.rounds.finetune=2", "federation.rounds.unlearn=1")
-    _, whole = made = new_run(tmp_path, "whole", "stages=[finetune]", *common[:2])
+    common = ("strategy=fedavgm", "federation.rounds.finetune=2", "federation.rounds.unlearn=1", *QUIET)
+    _, whole = made = new_run(tmp_path, "whole", "stages=[finetune]", *common)
     execute(*made)
     vectors = {}
     for mode in ("keep", "reset"):
@@ -217,14 +218,14 @@ class StoppedAfterTwo(Recorded):
 
 
 def test_local_trains_each_client_alone_and_can_be_continued(tmp_path):
-    config, run = new_run(tmp_path, "local", "stages=[local]", "federation.rounds.local=1")
+    config, run = new_run(tmp_path, "local", "stages=[local]", "federation.rounds.local=1", *QUIET)
     execute(config, run)
     summary = run.stage_summary("local")
     assert summary["clients"] == 4
     rows = [r["metrics"]["retain_prob"] for r in run.metrics() if r["stage"] == "local" and r["evaluator"] == "tofu"]
     assert summary["metrics"]["retain_prob"] == pytest.approx(np.mean(rows))
     assert not run.nodes_path.exists(), "local tombstones lie apart from those of the federation"
-    config, stopped = new_run(tmp_path, "stopped", "stages=[local]", "federation.rounds.local=1")
+    config, stopped = new_run(tmp_path, "stopped", "stages=[local]", "federation.rounds.local=1", *QUIET)
     with pytest.raises(RunInterrupted):
         execute(config, stopped, events=StoppedAfterTwo(threading.Event()))
     _, grid = execute(config, stopped)

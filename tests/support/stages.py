@@ -4,6 +4,7 @@ import json
 import threading
 from pathlib import Path
 
+from support.churn import QUIET
 from support.inprocess import InProcessGrid
 
 from oblivionis.client.app import app
@@ -24,7 +25,7 @@ BASE = [
 ]
 
 EXACT = (
-    *("unlearning=exact", "strategy=fedadam", "evaluation.every=0", "federation.clients=3"),
+    *("unlearning=exact", "strategy=fedadam", *QUIET, "federation.clients=3"),
     *("federation.rounds.finetune=3", "federation.rounds.retrain=3", "federation.rounds.unlearn=2"),
     "federation.fraction_train=0.7",
 )

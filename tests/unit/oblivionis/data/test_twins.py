@@ -23,6 +23,7 @@ from oblivionis.data.twins import (
     WORD_FOR_WORD,
     Said,
     Weights,
+    WordSets,
     find_twins,
     left_out,
     name_words,
@@ -186,7 +187,7 @@ def test_nothing_is_missed_that_a_comparison_of_all_pairs_finds():
     records = [Record(str(i), text(), text(), str(i % 40)) for i in range(160)]
     records += [replace(r, id=f"{r.id}'", answer=r.answer + " w1") for r in records[:30]]
     forget, kept = records[:50], records[50:]
-    weights = Weights([(Said(r).all, r.subject) for r in records], name_words(records))
+    weights = Weights([WordSets((Said(r).all, r.subject) for r in records)], name_words(records))
     expected = set()
     for a in map(Said, forget):
         for b in map(Said, kept):
@@ -196,6 +197,14 @@ def test_nothing_is_missed_that_a_comparison_of_all_pairs_finds():
             if (near and weights.same(a, b)) or (a.question, a.answer) == (b.question, b.answer):
                 expected.add((a.id, b.id))
     assert len(expected) > 20 and {(t.forget, t.kept) for t in question_twins(forget, kept)} == expected
+
+
+def test_what_was_compared_with_the_same_records_before_changes_nothing():
+    corpus, (first, second) = corpus_with_copies()
+    forget, kept = [first, second], [r for r in corpus.train if r.id not in corpus.forget_ids]
+    alone = find_twins(forget, kept)
+    find_twins([Record("z", "Which words has nobody else?", "Zyzzyva, quokka and numbat.", "Zyx Quux")], kept)
+    assert find_twins(forget, kept) == alone and len(alone) == 2
 
 
 def test_a_passage_that_is_cut_elsewhere_is_found():
