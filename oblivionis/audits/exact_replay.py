@@ -243,8 +243,10 @@ class _Replay:
         place = next((past for past in self._claim.rounds if (past.stage, past.round) == (STAGE, number)), None)
         if place is None:
             return Finding(what, NOT_TESTABLE, "no round follows it")
+        if place.model == model:
+            return Finding(what, EQUAL, "by the list of rounds; without --pieces it is computed")
         if place.model:
-            return compared(what, place.model, model)
+            return Finding(what, DIFFERS, f"round {number} of {STAGE} begins with another one, by the list of rounds")
         return Finding(what, NOT_TESTABLE, "its round is not stored; without --pieces it is compared")
 
     def _bounds(self) -> Bounds:

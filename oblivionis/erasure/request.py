@@ -58,11 +58,11 @@ class Request:
     @property
     def outcome(self) -> str:
         """What the latest verification found; the state of a request that was not verified since it was served."""
-        if self.state not in (SERVED, VERIFIED) or not (
-            self.judged or (self.state == SERVED and self.rouge is not None)
-        ):
-            return self.state
-        return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
+        if self.state in (SERVED, VERIFIED) and self.judged:
+            return self.judged
+        if self.state == SERVED and self.rouge is not None:
+            return NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
+        return self.state
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from oblivionis.erasure.verification_rules import ERASED
 from oblivionis.files import write_json
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.exact import ROUNDS_FILE
+from oblivionis.reports.certificate.exact_replay import replay
+from oblivionis.reports.certificate.scope import CertificateError
 from oblivionis.runs.directory import RunDirectory
 
 EXACT = (
@@ -255,6 +257,11 @@ def test_a_mistake_gets_one_line_and_no_traceback(certified):
     assert verify(folder, key).code == 0, "the certificate alone is as it was signed"
     result = verify(folder, key, "--replay")
     assert (result.code, "what is to be held again lies beside the certificate" in result.err) == (2, True)
+
+
+def test_a_certificate_that_rests_on_measurements_cannot_be_replayed(tmp_path):
+    with pytest.raises(CertificateError, match=r"only a certificate of the class exact can be replayed"):
+        replay(tmp_path, {"result": "PASS"}, None, (), (), None)
 
 
 def test_a_client_that_the_run_does_not_have_is_one_line(certified):

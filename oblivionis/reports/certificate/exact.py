@@ -107,9 +107,12 @@ def how_to_replay() -> dict[str, str]:
 def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any], proof: Proof) -> list[Check]:
     """The checks of a request: the run's ledger, what it binds, which records it names, and the rounds."""
     why = proof.missing_for(request, run.lines("applied"))
-    again = sum(past.replayed >= (request.served_round or 0) for past in proof.rounds)
-    figure = {"rounds": len(proof.rounds), "held again since": again}
-    shown = f"every round that its records had gone into was held again without them ({again} of {len(proof.rounds)})"
+    again = [past for past in proof.rounds if past.replayed >= (request.served_round or 0)]
+    own = sum(request.client in past.clients for past in again)
+    figure = {"rounds": len(proof.rounds), "held again since": len(again), "with its client": own}
+    shown = "every earlier round in which its client took part was held again without its records"
+    if not own:
+        shown = "no earlier round that the model depends on has an update of its client"
     rounds = Check("rounds", INCONCLUSIVE if why else PASS, figure, why or shown)
     return [
         check_ledger(evidence["ledger"]),
