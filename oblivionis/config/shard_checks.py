@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import Config
@@ -13,7 +13,7 @@ ONE = "or set federation.shards=1"
 
 def shards(config: Config, least: int) -> Iterator[Problem]:
     """What does not go with shards; the aggregator needs the answers of `least` clients in a round."""
-    federation, lora = config.federation, config.model.lora
+    federation = config.federation
     count = federation.shards
     if count > federation.clients:
         message = f"{count} shards cannot share {federation.clients} clients"
@@ -25,9 +25,15 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
     if least > smallest >= 1:
         message = f"{config.strategy.name} needs the answers of {least} clients in a round, and a shard has {smallest}"
         yield Problem("federation.shards", message, f"1 <= value <= {max(1, federation.clients // least)}")
-    full, merge = config.model.mode == "full", federation.shard_merge
-    product, stack = not full and merge in ("mean", "stack"), merge == "stack"
-    given = (
+    for found, key, message in (*_rounds(config), *_served(config)):
+        if found:
+            yield Problem(key, f"{message} (federation.shards={count})", _EXPECTED[key], ONE)
+
+
+def _rounds(config: Config) -> Sequence[tuple[bool, str, str]]:
+    """How rounds are held that shards do not go with: whether it is so, the key, and why."""
+    federation = config.federation
+    return (
         (config.data.on_clients, "data.name", "clients audit what is served, and hold the model of their shard alone"),
         (federation.buffer.size > 0, "federation.buffer.size", "asynchronous rounds count the versions of one model"),
         (federation.compression.method != "none", "federation.compression.method", "updates travel whole"),
@@ -36,7 +42,7 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
             "federation.secure_aggregation.enabled",
             "one sum over all clients is the sum of no shard",
         ),
-        (lora.ranks is not None, "model.lora.ranks", "a shard's clients have the rank of its model"),
+        (config.model.lora.ranks is not None, "model.lora.ranks", "a shard's clients have the rank of its model"),
         (config.privacy.level == "client", "privacy.level", "one noised mean over all clients is that of no shard"),
         (
             federation.sampling in ("by_size", "power_of_choice"),
@@ -49,6 +55,14 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
             "a request would drop the state of shards that it does not touch",
         ),
         ("local" in config.stages, "stages", "in the stage local each client is alone"),
+    )
+
+
+def _served(config: Config) -> Sequence[tuple[bool, str, str]]:
+    """What cannot be made of the shards' models; as `_rounds`."""
+    full, lora, merge = config.model.mode == "full", config.model.lora, config.federation.shard_merge
+    product, stack = not full and merge in ("mean", "stack"), merge == "stack"
+    return (
         (full and stack, "federation.shard_merge", "weights that are trained whole have no rank to stack"),
         (
             product and lora.use_dora,
@@ -71,9 +85,6 @@ def shards(config: Config, least: int) -> Iterator[Problem]:
             "the harness runs one model, and an ensemble is several",
         ),
     )
-    for found, key, message in given:
-        if found:
-            yield Problem(key, f"{message} (federation.shards={count})", _EXPECTED[key], ONE)
 
 
 _EXPECTED = {
