@@ -90,12 +90,16 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is imported for the tests, and the tests themselves, stay to the end: no garbage is looked for in them."""
+    """What is imported for the tests, and the tests themselves, stay to the end: no garbage is looked for in them.
+
+    Afterwards it is looked for less often than usual: tests build many small objects and keep them for a moment.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
         gc.enable()
 
 

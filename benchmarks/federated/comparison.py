@@ -43,7 +43,7 @@ class Pair:
         cases at most, which with Welch's own degrees of freedom are up to 12 % (2 and 20 seeds). Without any spread: 0
         where so many seeds divide that way in less than 5 % of all their divisions, else NaN.
         """
-        from scipy.stats import t
+        from scipy.special import stdtrit  # Student's quantiles
 
         n, m = len(self.ours), len(self.theirs)
         if max(n, m) < 2:
@@ -51,11 +51,11 @@ class Pair:
         if np.ptp(self.ours) == np.ptp(self.theirs) == 0:
             return 0.0 if LEVEL * math.comb(n + m, n) >= 2 else math.nan
         squares = [float(((side - side.mean()) ** 2).sum()) for side in (self.ours, self.theirs)]
-        common = float(t.isf(LEVEL / 2, n + m - 2)) * math.sqrt(sum(squares) / (n + m - 2) * (1 / n + 1 / m))
+        common = -float(stdtrit(n + m - 2, LEVEL / 2)) * math.sqrt(sum(squares) / (n + m - 2) * (1 / n + 1 / m))
         if min(n, m) < 2:
             return common
         error = math.sqrt(squares[0] / (n * (n - 1)) + squares[1] / (m * (m - 1)))
-        return max(common, float(t.isf(LEVEL / 2, min(n, m) - 1)) * error)
+        return max(common, -float(stdtrit(min(n, m) - 1, LEVEL / 2)) * error)
 
 
 @dataclass(frozen=True)

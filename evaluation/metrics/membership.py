@@ -275,9 +275,9 @@ def auc_difference(
     value = float(first[0].mean() - second[0].mean())
     spread = [np.var(a - b, ddof=1) / len(a) for a, b in zip(first, second, strict=True)]
     error = float(np.sqrt(sum(spread)))
-    width = float(scipy.stats.t.ppf((1 + confidence) / 2, least - 1)) * error
+    width = float(scipy.special.stdtrit(least - 1, (1 + confidence) / 2)) * error
     if error > 1e-12:
-        p_value = float(2 * scipy.stats.t.sf(abs(value) / error, least - 1))
+        p_value = float(2 * scipy.special.stdtr(least - 1, -abs(value) / error))
     else:
         p_value = 1.0 if abs(value) < 1e-12 else 2.0 ** (1 - least)
     return Difference(value, max(-1.0, value - width), min(1.0, value + width), p_value)
@@ -288,10 +288,13 @@ def _components(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Ties count half.
     """
-    together = scipy.stats.rankdata(np.concatenate([x, y]))
-    of_x = (together[: len(x)] - scipy.stats.rankdata(x)) / len(y)
-    of_y = 1 - (together[len(x) :] - scipy.stats.rankdata(y)) / len(x)
-    return of_x, of_y
+    return _share_below(x, y), 1 - _share_below(y, x)
+
+
+def _share_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Share of the others below each value; ties count half."""
+    ordered = np.sort(others)
+    return (ordered.searchsorted(values, "left") + ordered.searchsorted(values, "right")) / (2 * len(others))
 
 
 @dataclass(frozen=True)

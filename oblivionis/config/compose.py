@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +42,7 @@ from oblivionis.config.values import (
     check_values,
     keys_of,
     sections,
+    type_hints,
 )
 from oblivionis.config.yaml_files import CONF, display, parse_yaml, read_yaml
 from oblivionis.errors import FileError
@@ -473,7 +472,6 @@ def _build(good: Mapping[str, Any]) -> Config:
 
 
 _PARAMS = [f"{group}.params" for group in PARAMETRISED]
-_hints = functools.cache(typing.get_type_hints)
 
 
 def settings_of(cls: type[T], values: Values) -> T:
@@ -505,7 +503,7 @@ def settings_of(cls: type[T], values: Values) -> T:
 
 def instance(cls: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass of settings with these nested values; what is absent has its default."""
-    hints = _hints(cls)
+    hints = type_hints(cls)
     parts = {
         name: instance(hints[name], value) if dataclasses.is_dataclass(hints[name]) else copy.deepcopy(value)
         for name, value in values.items()

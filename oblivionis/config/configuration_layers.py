@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,13 +133,19 @@ def _override_value(path: str, text: str, keys: Mapping[str, Key]) -> tuple[Any,
     if path in keys and keys[path].kind is str and not quoted:
         return (None if keys[path].optional and text.strip() in ("null", "~", "") else text), None
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+        parsed = copy.deepcopy(_yaml_value(text))
     except YAML_ERRORS as error:
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         expected = expectation(keys[path]) if path in keys else "a YAML value"
         return None, Problem(f"{path}={text}", f"malformed override: {reason}", expected, "", "override")
     value = parsed.get("value") if isinstance(parsed, dict) else None
     return (text if path in GROUPS and not isinstance(value, (str, dict)) else value), None
+
+
+@functools.lru_cache(maxsize=1024)
+def _yaml_value(text: str) -> Any:
+    """`{"value": …}` with the value that is written so; a suite gives hundreds of configurations the same few."""
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
 
 
 def _bare_hint(item: str) -> str:

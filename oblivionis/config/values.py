@@ -18,6 +18,8 @@ from oblivionis.config.schema import Config
 
 _SYNONYMS = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "4bit": "nf4", "8bit": "int8"}
 """What others call a choice, where no letters tell."""
+type_hints = functools.cache(typing.get_type_hints)
+"""Of a dataclass of settings, its types by field."""
 KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -40,7 +42,7 @@ class Key:
 def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every section of the schema by its dotted path, with its docstring; the whole is the section `""`."""
     yield prefix, (cls.__doc__ or "").strip()
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         path = f"{prefix}.{field.name}".lstrip(".")
         if dataclasses.is_dataclass(hints[field.name]):
@@ -53,7 +55,7 @@ def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
 @functools.cache
 def brought() -> dict[str, str]:
     """The sections of the schema in which files of evaluators and attacks bring settings, with their kind."""
-    hints = typing.get_type_hints(Config)
+    hints = type_hints(Config)
     classes = {name: cls for name, cls in hints.items() if dataclasses.is_dataclass(cls)}
     fields = [(name, field) for name, cls in classes.items() for field in dataclasses.fields(cls)]
     return {name: field.metadata["brought"] for name, field in fields if "brought" in field.metadata}
@@ -63,7 +65,7 @@ def brought_problems() -> list[Problem]:
     """What is wrong with the files of evaluators and attacks, under any configuration."""
     found = extension_traits.problems()
     for section, kind in brought().items():
-        cls = typing.get_type_hints(Config)[section]
+        cls = type_hints(Config)[section]
         for name in {field.name for field in dataclasses.fields(cls)} & extension_traits.settings(kind).keys():
             message = f"{section}.{name} is a key of the schema already"
             found.append(Problem(f"conf/{kind}/{name}.yaml", message, "another name"))
@@ -77,7 +79,7 @@ def schema_keys() -> dict[str, Key]:
 
 def keys_of(cls: type, defaults: Any, prefix: str = "") -> Iterator[Key]:
     """Every leaf of a dataclass of settings, with its default in the instance `defaults`."""
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         path = f"{prefix}.{field.name}".lstrip(".")
         default = getattr(defaults, field.name)

@@ -1,5 +1,6 @@
 """Shared by tests: see `test_report`."""
 
+import functools
 import io
 import json
 
@@ -19,6 +20,7 @@ from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import Checkpoint, RunDirectory
 
+PLACE = "/the/folder/of/results"
 STAGES = ("finetune", "retrain", "unlearn")
 HOSTILE = '<script>alert("1")</script><img src=http://evil/x onerror=alert(2)> [red]&amp;'
 LOSSES = {
@@ -57,10 +59,16 @@ def log_of(stage, text="They live in Vell.", questions=4):
     return {**log, "ids": {name: [f"{name}-{i}" for i in range(questions)] for name in SECTIONS.values()}}
 
 
+@functools.cache
+def config_text(overrides):
+    """The configuration of `smoke` as a run writes it, but for its folder of results: PLACE."""
+    return configuration.to_yaml(configuration.compose("smoke", [f"output={PLACE}", *overrides]))
+
+
 def make_run(folder, stages=STAGES, *, overrides=(), metrics=metrics_of, logs=log_of):
     config = configuration.compose("smoke", [f"output={folder}", *overrides])
     run = RunDirectory.create(folder / "runs", "made")
-    run.write_config(configuration.to_yaml(config))
+    run.write_config(config_text(tuple(overrides)).replace(PLACE, str(folder)))
     note_twins(run, Corpus("made", (), frozenset()))
     for stage in stages:
         run.finish_stage(stage, {"stage": stage, "metrics": metrics(stage)}, logs(stage))

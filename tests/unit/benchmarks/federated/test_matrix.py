@@ -1,5 +1,7 @@
 """Federated suites: those that ship, the cells of a matrix, and mistakes in a suite."""
 
+import functools
+
 import pytest
 from support.commands import call
 
@@ -47,9 +49,14 @@ def test_a_choice_and_values_below_it_both_reach_every_cell(tmp_path):
 SHIPPED = sorted(file.stem for file in suites.FOLDER.glob("*.yaml"))
 
 
+@functools.cache
+def shipped(name):
+    return suites.load(suites.find(name))
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_suite_that_ships_is_right(name):
-    kind, settings = suites.load(suites.find(name))
+    kind, settings = shipped(name)
     assert kind in suites.KINDS
     if kind == "federated":
         assert settings.title and settings.description and settings.layouts()
@@ -57,14 +64,14 @@ def test_every_suite_that_ships_is_right(name):
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n.endswith("_tiny")])
 def test_a_tiny_twin_has_the_methods_of_its_suite_and_the_tiny_model(name):
-    twin, paper = (suites.load(suites.find(n))[1] for n in (name, name.removesuffix("_tiny")))
+    twin, paper = (shipped(n)[1] for n in (name, name.removesuffix("_tiny")))
     assert all(cell.config.model.source == "embedded" for cell in twin.cells())
     assert set(twin.matrix["unlearning"]) <= set(paper.matrix["unlearning"]) if name.startswith("tofu") else True
 
 
 @pytest.mark.parametrize(("split", "table"), [("99", "2"), ("95", "8"), ("90", "7")])
 def test_the_tofu_suites_are_the_papers_tables(split, table):
-    settings = suites.load(suites.find(f"tofu_split{split}"))[1]
+    settings = shipped(f"tofu_split{split}")[1]
     found = settings.cells()
     assert len(found) == 3 * 6 * 4 and f"paper-table-{table}" in {layout.name for layout in settings.layouts()}
     config = found[0].config

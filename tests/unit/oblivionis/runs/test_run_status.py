@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import socket
@@ -163,25 +164,27 @@ def test_blocks_that_are_read_one_by_one_say_what_the_whole_says(lines, ended):
 # -- what a run is read from ---------------------------------------------------------------------------------------
 
 OPENED, LISTED = "open", ("os.listdir", "os.scandir")
-events = None
-
-
-def note(event, args):
-    if events is not None and event in (OPENED, *LISTED) and isinstance(args[0], str | bytes | os.PathLike):
-        events.append((event, os.path.abspath(os.fsdecode(args[0]))))
-
-
-sys.addaudithook(note)
 
 
 def touched(path):
-    """What a run is read from: the files that are opened and the folders that are listed, as Python tells of each."""
-    global events
+    """What a run is read from: the files that are opened and the folders that are listed, as Python tells of each.
+
+    Such a hook cannot be taken away, and slows down all that follows: a process of its own has it.
+    """
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(hooked, (path,))
+
+
+def hooked(path):
     events = []
-    try:
-        read(path)
-    finally:
-        found, events = events, None
+
+    def note(event, args):
+        if event in (OPENED, *LISTED) and isinstance(args[0], str | bytes | os.PathLike):
+            events.append((event, os.path.abspath(os.fsdecode(args[0]))))
+
+    sys.addaudithook(note)
+    read(path)
+    found = list(events)
     return {at for event, at in found if event == OPENED}, {at for event, at in found if event != OPENED}
 
 
