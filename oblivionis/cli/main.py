@@ -50,7 +50,7 @@ COMMANDS = "oblivionis.commands"
 cli = typer.Typer(
     name="oblivionis",
     help="Federated fine-tuning and targeted unlearning of language models.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -93,6 +93,14 @@ def add_commands(to: typer.Typer) -> None:
 
 
 add_commands(cli)
+
+FIRST_STEPS = """Federated fine-tuning and targeted unlearning of language models. Three things to do first:
+
+  oblivionis simulate smoke    a whole run in seconds, without network or GPU (without `smoke`: the default, minutes)
+  oblivionis data describe     who holds which records before a run; with your own: data=records data.path=FILE
+  oblivionis view              look at finished runs in a browser
+
+All commands: oblivionis --help"""
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 _WRITABLE = "Choose a place that can be written to, or make this one so, and repeat the command"
@@ -185,11 +193,14 @@ def _print_version(wanted: bool) -> None:
 
 @cli.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version),
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        print(FIRST_STEPS)
 
 
 @cli.command()
