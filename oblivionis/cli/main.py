@@ -94,6 +94,7 @@ def add_commands(to: typer.Typer) -> None:
 
 add_commands(cli)
 
+Answers = Annotated[bool, typer.Option("--answers", help="Also sample answers of the models, side by side.")]
 FIRST_STEPS = """Federated fine-tuning and targeted unlearning of language models. Three things to do first:
 
   oblivionis simulate smoke    a whole run in seconds, without network or GPU (without `smoke`: the default, minutes)
@@ -213,6 +214,7 @@ def simulate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of warnings alone while it goes on.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every event.")] = False,
     full: Annotated[bool, typer.Option("--full", help="At the end, all measures instead of the chief ones.")] = False,
+    answers: Answers = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the stages of an experiment on simulated clients and compare the models that come out.
@@ -231,7 +233,7 @@ def simulate(
         if as_json:
             answer(json_documents.run_document(run, config))
         else:
-            report.print_summary(run, config, Console(), full=full)
+            report.print_summary(run, config, Console(), full=full, answers=answers)
         check_measured(run)
 
 
@@ -549,9 +551,10 @@ def runs_list(
 def runs_show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     full: Annotated[bool, typer.Option("--full", help="All measures instead of the chief ones.")] = False,
+    answers: Answers = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a run's outcome, comparison table, sample answers and requests again."""
+    """Print a run's outcome, comparison table and requests again, with `--answers` also sample answers."""
     from oblivionis.reports import json_documents
     from oblivionis.reports import run_summary as report
     from oblivionis.runs.directory import RunDirectory
@@ -562,7 +565,7 @@ def runs_show(
         if as_json:
             answer(json_documents.run_document(directory, config))
         else:
-            report.print_summary(directory, config, Console(), full=full)
+            report.print_summary(directory, config, Console(), full=full, answers=answers)
 
 
 if __name__ == "__main__":
