@@ -155,13 +155,14 @@ class Forecast:
             return ""
         if not (rounds or evaluations or evaluations is None):
             return ""
+        if evaluations is None and not any(self._rounds.values()):
+            return "evaluations are left, of which none was timed yet"
         left = rounds + (evaluations or 0.0) - waited
-        if left <= 0:
-            return "longer than foretold"
+        about = f"about {duration(left)} left" if left > 0 or not waited else "longer than foretold"
         if evaluations is None:
-            return f"about {duration(left)} left, evaluations not counted"
-        parts = f", {duration(min(evaluations, left))} of them evaluations" if evaluations else ""
-        return f"about {duration(left)} left{parts}"
+            return f"{about}, evaluations not counted"
+        of = min(evaluations, left)
+        return f"{about}, {duration(of)} of them evaluations" if of > 0 else about
 
     def advice(self) -> str:
         """What to turn down where evaluations will take longer than training, in a long run; else empty."""
