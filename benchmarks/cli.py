@@ -271,23 +271,34 @@ def bench_compare(
             show_default=False,
         ),
     ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The metrics of this table alone, as of `bench table`; repeatable."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Also rows of which no value differs.")] = False,
     form: Format = TEXT,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a suite's results against earlier ones, value by value: those in `benchmarks/reference`, or your own."""
+    """Hold a suite's results against earlier ones, value by value: those in `benchmarks/reference`, or your own.
+
+    One line says how many values differ; the rows that do follow.
+    """
     _check_target(target)
     from benchmarks.printing import FORMATS, comparison_document, comparison_of
 
     _check_format(form, FORMATS)
-    comparison, settings = comparison_of(target, reference)
+    comparison, settings = comparison_of(target, reference, layout or ())
     if as_json:
         with answering(as_json) as answer:
             return answer(comparison_document(comparison, settings))
-    console = Console()
+    console, table = Console(), comparison.table(full=full)
     if form != TEXT:
-        print(FORMATS[form](comparison.table()), end="")
+        print(FORMATS[form](table), end="")
         return
-    console.print(comparison.table().rich())
+    if table.rows:
+        console.print(table.rich())
+    else:
+        say(console, table.title)
     for line in comparison.apart():
         say(console, line)
     for line in settings:
@@ -299,8 +310,8 @@ def bench_keep(
     source: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
     adapters: Annotated[
-        float, typer.Option(metavar="MB", min=0, help="Also models of stages up to this size each.")
-    ] = 5.0,
+        float, typer.Option(metavar="MB", min=0, help="Also models of stages up to this size each; 0: none.")
+    ] = 0.0,
 ) -> None:
     """Write a suite's results without its models, small enough to send: for `bench compare` elsewhere.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,30 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     own = _layouts((target if target.is_dir() else target.parent) / suite_kinds.SUITE_FILE)
     if not own and not names:
         raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(_shipped())}")
-    tables = []
-    for name in names or own:
-        layout = own.get(name) or _shipped_layout(name)
-        if layout is None:
-            layouts = _shipped()
-            known = [*own, *(other for each in layouts.values() for other in each)]
-            hint = did_you_mean(name, known)
-            raise OblivionisError(
-                f"--layout {name}: there is no such table; {hint or f'expected one of {_listed(layouts, own)}'}"
-            )
-        for axis in (layout.rows, layout.columns, *layout.groups):
-            if axis is not None and axis not in axes:
-                raise OblivionisError(f"--layout {name}: these results have no axis {axis}, only {', '.join(axes)}")
-        tables.append(build(found, axes, layout))
-    return tables
+    return [build(found, axes, _layout(name, own, axes)) for name in names or own]
+
+
+def _layout(name: str, own: Mapping[str, Layout], axes: Collection[str]) -> Layout:
+    """The layout `name`: the suite's own, or that of a shipped suite whose axes the results have."""
+    if name in own:
+        return own[name]
+    shipped = _shipped()
+    found = {suite: layouts[name] for suite, layouts in shipped.items() if name in layouts}
+    if not found:
+        known = [*own, *(other for each in shipped.values() for other in each)]
+        hint = did_you_mean(name, known)
+        raise OblivionisError(
+            f"--layout {name}: there is no such table; {hint or f'expected one of {_listed(shipped, own)}'}"
+        )
+    lacking = {suite: [a for a in (i.rows, i.columns, *i.groups) if a and a not in axes] for suite, i in found.items()}
+    for suite, layout in found.items():
+        if not lacking[suite]:
+            return layout
+    of = ", ".join(f"{suite} (by {', '.join(missing)})" for suite, missing in lacking.items())
+    raise OblivionisError(
+        f"--layout {name}: a table of the suites {of}; these results have no such axis, only {', '.join(axes)}"
+        f"{f'; their own tables: {_listed({}, own)}' if own else ''}"
+    )
 
 
 def results_document(target: Path) -> dict[str, Any]:
@@ -98,31 +107,25 @@ def _layouts(file: Path) -> dict[str, Layout]:
     return {layout.name: layout for layout in settings.layouts()} if isinstance(settings, Settings) else {}
 
 
-def _shipped_layout(name: str) -> Layout | None:
-    """A layout of the suites that ship. Those whose file does not mention the name are not read further."""
-    for file in sorted(suite_kinds.FOLDER.glob("*.yaml")):
-        if name in file.read_text(encoding="utf-8") and (layout := _layouts(file).get(name)) is not None:
-            return layout
-    return next((known[name] for known in _shipped().values() if name in known), None)
-
-
 def _shipped() -> dict[str, dict[str, Layout]]:
     """The layouts of each suite that ships."""
     return {file.stem: _layouts(file) for file in sorted(suite_kinds.FOLDER.glob("*.yaml"))}
 
 
-def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:
+def _listed(layouts: Mapping[str, Mapping[str, Layout]], own: Mapping[str, Layout] | None = None) -> str:
     return ", ".join(dict.fromkeys([*(own or {}), *(name for each in layouts.values() for name in each)]))
 
 
-def comparison_of(target: Path, reference: str | None) -> tuple[Comparison, list[str]]:
+def comparison_of(target: Path, reference: str | None, layouts: Sequence[str] = ()) -> tuple[Comparison, list[str]]:
     """The results in `target` compared with those of `reference`, and the settings in which the two suites differ.
 
     reference: a suite's folder, its file of results, or the name of results that ship; None: those named as the
-    folder. Raises OblivionisError.
+    folder; layouts: the metrics of these tables alone. Raises OblivionisError.
     """
     ours, axes = results.read(target)
     folder = target if target.is_dir() else target.parent
+    own = _layouts(folder / suite_kinds.SUITE_FILE) if layouts else {}
+    metrics = {measure.metric for name in layouts for measure in _layout(name, own, axes).measures}
     place = Path(reference) if reference is not None else REFERENCE / folder.resolve().name
     if reference is not None and not place.exists():
         place = REFERENCE / reference
@@ -132,7 +135,9 @@ def comparison_of(target: Path, reference: str | None) -> tuple[Comparison, list
         expected = f"a suite's folder, or one of {', '.join(known)}" if known else "a suite's folder"
         raise OblivionisError(f"there are no reference results {place.name!r}; {hint or f'expected {expected}'}")
     theirs, their_axes = results.read(place)
-    return compare(ours, axes, theirs, their_axes), _other_settings(folder, place if place.is_dir() else place.parent)
+    return compare(ours, axes, theirs, their_axes, metrics), _other_settings(
+        folder, place if place.is_dir() else place.parent
+    )
 
 
 def _other_settings(ours: Path, theirs: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -15,7 +15,7 @@ from benchmarks.federated.matrix import SEED
 from benchmarks.federated.tables import OF_METHOD, title
 from oblivionis.errors import RunError
 from oblivionis.measures import registry
-from oblivionis.reports.format import fixed, number
+from oblivionis.reports.format import counted, fixed, number
 from oblivionis.reports.table import Marked, Table
 
 LEVEL = 0.05
@@ -34,6 +34,11 @@ class Pair:
     @property
     def difference(self) -> float:
         return float(self.ours.mean() - self.theirs.mean())
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides have the same values."""
+        return np.array_equal(np.sort(self.ours), np.sort(self.theirs))
 
     def margin(self) -> float:
         """Half the width of the 95 % interval around no difference; NaN where nothing says how far apart seeds lie.
@@ -69,12 +74,28 @@ class Comparison:
     extra: int
     failed: Sequence[str] = ()
 
-    def table(self) -> Table:
-        """A row per stage and metric: how far apart the values are, and how many lie outside their interval."""
+    def summary(self) -> str:
+        """How many values differ, in one line."""
+        differing = [pair for pair in self.pairs if not pair.same]
+        count = counted(len(self.pairs), "value")
+        parts = [f"{len(differing):,} of {count} differ" if differing else f"no difference in {count}"]
+        if outside := self.outside(self.pairs):
+            parts.append(f"{len(outside):,} of them by more than their margin")
+        if self.missing or self.extra:
+            parts.append(f"only the reference has {self.missing:,} values, only the new results {self.extra:,}")
+        if self.failed:
+            parts.append(f"not measured, the evaluator failed: {', '.join(self.failed)}")
+        return "; ".join(parts)
+
+    def table(self, *, full: bool = False) -> Table:
+        """A row per stage and metric of which a value differs (full: of all): how far apart the values are, and how
+        many lie outside their interval."""
         rows: list[Sequence[str] | None] = []
         by_metric: dict[tuple[str, str], list[Pair]] = {}
         for pair in self.pairs:
             by_metric.setdefault((pair.place[-2], pair.place[-1]), []).append(pair)
+        if not full:
+            by_metric = {of: pairs for of, pairs in by_metric.items() if not all(pair.same for pair in pairs)}
         order = list(registry.catalogue())
         stages = list(dict.fromkeys(stage for stage, _ in by_metric))
         for stage in stages:
@@ -82,7 +103,7 @@ class Comparison:
             rows += [self._row(stage, metric, by_metric[stage, metric]) for metric in found]
             rows.append(None)
         heads = ["model", "metric", "values", "difference", "largest", "margin", "outside"]
-        return Table("Beside the reference", heads, rows[:-1], self._note(), texts=2)
+        return Table(f"Beside the reference: {self.summary()}", heads, rows[:-1], self._note(), texts=2)
 
     def _row(self, stage: str, metric: str, pairs: Sequence[Pair]) -> Sequence[str]:
         differences = [pair.difference for pair in pairs]
@@ -131,21 +152,21 @@ class Comparison:
                 f"{len(self.pairs) - len(judged)} values were measured with one seed on both sides, or are the same "
                 "for each of a few: nothing says how far apart two seeds are."
             )
-        if self.missing or self.extra:
-            parts.append(f"Only the reference has {self.missing} values, only the new results {self.extra}.")
-        if self.failed:
-            parts.append(f"Not measured, the evaluator failed: {', '.join(self.failed)}.")
         return " ".join(parts)
 
 
-def compare(ours: pa.Table, axes: Sequence[str], theirs: pa.Table, their_axes: Sequence[str]) -> Comparison:
+def compare(
+    ours: pa.Table, axes: Sequence[str], theirs: pa.Table, their_axes: Sequence[str], metrics: Collection[str] = ()
+) -> Comparison:
     """The values of two tables of results, matched by labels, stage and metric; seconds are not compared.
 
+    metrics: these alone, where any are named.
     An axis that only one of them has must have a single label there. Raises RunError where it has more, and where
     nothing matches.
     """
     shared = [axis for axis in axes if axis in their_axes and axis != SEED]
-    new, old = _values(ours, axes, shared, "these results"), _values(theirs, their_axes, shared, "the reference")
+    new = _values(ours, axes, shared, "these results", metrics)
+    old = _values(theirs, their_axes, shared, "the reference", metrics)
     both = [place for place in old if place in new]
     if not both:
         raise RunError("the two results have no value in common: no cell with the same labels, stage and metric")
@@ -159,7 +180,9 @@ def _failed(table: pa.Table) -> list[str]:
     return list(dict.fromkeys(f"{row['cell']}: {row['metric']} in {row['stage']}" for row in rows))
 
 
-def _values(table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: str) -> dict[Place, dict[str, float]]:
+def _values(
+    table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: str, metrics: Collection[str]
+) -> dict[Place, dict[str, float]]:
     """By place, the value of every seed."""
     rows = [row for row in table.to_pylist() if row["status"] == results.DONE]
     for axis in axes:
@@ -170,6 +193,8 @@ def _values(table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: 
     found: dict[Place, dict[str, float]] = {}
     for row in rows:
         metric = row["metric"]
+        if metrics and metric not in metrics:
+            continue
         if metric == results.SECONDS or metric not in known or known[metric].direction is None:
             continue
         if row["value"] is None or not math.isfinite(row["value"]):

@@ -33,6 +33,7 @@ _PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
 SHOWING = (
     *("oblivionis/api", "oblivionis/reports", "oblivionis/cli", "oblivionis/deploy", "oblivionis/audits"),
     *("oblivionis/view", "oblivionis/data/wikidata", "oblivionis/__init__.py"),
+    "oblivionis/__main__.py",
     *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
     *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py", "oblivionis/runs/stored_significance_tests.py"),
     "oblivionis/measures/*/report.py",

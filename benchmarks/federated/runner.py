@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.federated import collecting, results, slurm
+from benchmarks.federated.costs import costs
 from benchmarks.federated.graph import Graph, Node, plan
 from benchmarks.federated.matrix import Cell
 from benchmarks.federated.options import Options, RayCluster, Slurm
@@ -43,6 +44,7 @@ def announce(settings: Settings, options: Options) -> list[str]:
     ]
     if done:
         lines.append(f"{len(done)} of them are in {options.store} already, which saves {duration(saved)}")
+    lines += costs(graph.nodes, options.store)
     marks = [("done" if node in done else "to do", node) for node in graph.nodes]
     asked: dict[str, str] = {}
     if options.away is not None:

@@ -64,12 +64,15 @@ def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
     columns = _labels(every, layout.columns) if layout.columns else [""]
     show = layout.show if layout.paper else (OURS,)
     rows: list[Sequence[str] | None] = []
+    marked: dict[str, set[str]] = {}
     blocks = list(dict.fromkeys(tuple(row[axis] for axis in layout.groups) for row in every)) if layout.groups else [()]
     for block in blocks:
         chosen = _where(shown, dict(zip(layout.groups, block, strict=True)))
         theirs = _published(layout, dict(zip(layout.groups, block, strict=True)), every)
         entries = list(_entries(chosen, every, layout, columns))
         marks = _marks(layout, columns, [values for _, _, values in entries])
+        for (_, name), style in itertools.chain.from_iterable(styles.items() for styles in marks):
+            marked.setdefault(style, set()).add(name)
         for (model, value, values), styles in zip(entries, marks, strict=True):
             label = _label(layout, model, value)
             for whose in show:
@@ -83,7 +86,7 @@ def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
         rows.append(None)
     heads = [*layout.groups, _rows_head(layout), *([""] if len(show) > 1 else [])]
     numbers = [f"{title(c)}\n{m.name}" if c else m.name for c, m in itertools.product(columns, layout.measures)]
-    return Table(layout.title, [*heads, *numbers], rows[:-1], _note(every, layout), texts=len(heads))
+    return Table(layout.title, [*heads, *numbers], rows[:-1], _note(every, layout, marked), texts=len(heads))
 
 
 def title(label: str) -> str:
@@ -244,17 +247,18 @@ def _published(layout: Layout, block: Mapping[str, str], every: Rows) -> dict[tu
     return found
 
 
-def _note(every: Rows, layout: Layout) -> str:
+def _note(every: Rows, layout: Layout, marked: Mapping[str, Collection[str]]) -> str:
+    """What stands below a table; marked: by style the measures of which a number has it."""
     parts = [layout.note] if layout.note else []
     if every and SEED in every[0] and len(_labels(every, SEED)) > 1:
         parts.append(f"Mean ± standard deviation over {len(_labels(every, SEED))} seeds.")
-    marks = {m.style: "best" for m in layout.measures if m.best and m.style != "none"}
     over = {"columns": "of its row", "rows": "of its column"}[layout.mark_over]
-    for style in marks:
-        names = ", ".join(m.name for m in layout.measures if m.best and m.style == style)
-        parts.append(f"{'Bold' if style == 'bold' else 'Underlined'}: best {names} {over}.")
-    if any(m.runner_up != "none" and m.best for m in layout.measures):
-        parts.append("Runner-up: " + ", ".join(sorted({m.runner_up for m in layout.measures if m.best})) + ".")
+    for style in dict.fromkeys(m.style for m in layout.measures):
+        names = [m.name for m in layout.measures if m.style == style and m.name in marked.get(style, ())]
+        if names:
+            parts.append(f"{'Bold' if style == 'bold' else 'Underlined'}: best {', '.join(names)} {over}.")
+    if seconds := sorted({m.runner_up for m in layout.measures if m.name in marked.get(m.runner_up, ())}):
+        parts.append(f"Runner-up: {', '.join(seconds)}.")
     if layout.paper:
         parts.append(f"Paper: {papers.source(layout.paper)}.")
     shown = {m.metric: m.name for m in layout.measures}

@@ -58,10 +58,12 @@ class Scheduler:
             if not self._console.is_terminal:
                 shown.callback(Ticker(lambda _: self.say("\n".join(self._at()))).close)
             line = bar.add_task("runs", total=total)
+            at: list[str] = []
+            bar.lines = lambda: at
             try:
                 while (reached := step()) is not None:
                     bar.update(line, completed=reached[0], description=reached[1])
-                    bar.lines = self._at()
+                    at[:] = self._at()
                     time.sleep(POLL_S)
             except BaseException:
                 if self.under_way:
@@ -71,7 +73,7 @@ class Scheduler:
 
     def _at(self) -> list[str]:
         """Where the runs under way are, in their own words."""
-        return [f"{task.label}: {work.saying()}" for task, work in list(self.under_way.values())]
+        return [f"{task.label}: {work.saying() or 'starting'}" for task, work in list(self.under_way.values())]
 
 
 def _counted(runs: int) -> str:

@@ -18,6 +18,8 @@ BESIDE = {
 }
 """Files of the repository that become files of the site."""
 SECTIONS = ("Start", "Guides", "Concepts", "Reference", "Results", "Project")
+ENTRY = re.compile(r"<!-- (::: \S+) -->.*?<!-- end -->", re.DOTALL)
+"""Signatures for who reads in a checkout: the site has whole docstrings in their place."""
 LINK = re.compile(r"(?<=\]\()[^)\s:#]+")
 
 
@@ -35,7 +37,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links between files of the repository lead to their places in the site."""
+    """Let links between files of the repository lead to their places in the site, and put entries of the library in."""
     uri = page.file.src_uri
     source = next((path for path, own in BESIDE.items() if own == uri), DOCS / uri)
 
@@ -45,4 +47,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         found = BESIDE.get(path, inside)
         return link[0] if found is None else os.path.relpath(found, os.path.dirname(uri))
 
-    return LINK.sub(moved, markdown)
+    return LINK.sub(moved, ENTRY.sub(r"\1", markdown))

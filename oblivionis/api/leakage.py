@@ -102,7 +102,8 @@ def leakage_bounds(
     Parameters
     ----------
     scores : array (n,) or (Q, n), n >= 1, in [0, 1]
-        Of one question, or of each of Q questions; it does not matter what scored them.
+        Of one question, or of each of Q questions; it does not matter what scored them. A 1-D array is n answers to one
+        question, never one answer to each of n: for those, `scores[:, None]`.
     alpha : float in (0, 1/2]
         Significance.
     family_wise : bool

@@ -50,7 +50,7 @@ COMMANDS = "oblivionis.commands"
 cli = typer.Typer(
     name="oblivionis",
     help="Federated fine-tuning and targeted unlearning of language models.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -93,6 +93,15 @@ def add_commands(to: typer.Typer) -> None:
 
 
 add_commands(cli)
+
+Answers = Annotated[bool, typer.Option("--answers", help="Also sample answers of the models, side by side.")]
+FIRST_STEPS = """Federated fine-tuning and targeted unlearning of language models. Three things to do first:
+
+  oblivionis simulate smoke    a whole run in seconds, without network or GPU (without `smoke`: the default, minutes)
+  oblivionis data describe     who holds which records before a run; with your own: data=records data.path=FILE
+  oblivionis view              look at finished runs in a browser
+
+All commands: oblivionis --help"""
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 _WRITABLE = "Choose a place that can be written to, or make this one so, and repeat the command"
@@ -185,11 +194,14 @@ def _print_version(wanted: bool) -> None:
 
 @cli.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version),
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        print(FIRST_STEPS)
 
 
 @cli.command()
@@ -202,6 +214,7 @@ def simulate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of warnings alone while it goes on.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every event.")] = False,
     full: Annotated[bool, typer.Option("--full", help="At the end, all measures instead of the chief ones.")] = False,
+    answers: Answers = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the stages of an experiment on simulated clients and compare the models that come out.
@@ -220,7 +233,7 @@ def simulate(
         if as_json:
             answer(json_documents.run_document(run, config))
         else:
-            report.print_summary(run, config, Console(), full=full)
+            report.print_summary(run, config, Console(), full=full, answers=answers)
         check_measured(run)
 
 
@@ -538,9 +551,10 @@ def runs_list(
 def runs_show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     full: Annotated[bool, typer.Option("--full", help="All measures instead of the chief ones.")] = False,
+    answers: Answers = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a run's outcome, comparison table, sample answers and requests again."""
+    """Print a run's outcome, comparison table and requests again, with `--answers` also sample answers."""
     from oblivionis.reports import json_documents
     from oblivionis.reports import run_summary as report
     from oblivionis.runs.directory import RunDirectory
@@ -551,7 +565,7 @@ def runs_show(
         if as_json:
             answer(json_documents.run_document(directory, config))
         else:
-            report.print_summary(directory, config, Console(), full=full)
+            report.print_summary(directory, config, Console(), full=full, answers=answers)
 
 
 if __name__ == "__main__":

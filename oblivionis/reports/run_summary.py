@@ -30,8 +30,10 @@ from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import run_outcome
 from oblivionis.reports.format import bytes_text, counted, number, shortened
 from oblivionis.reports.table import Marked, Table, Term
-from oblivionis.runs.answers import answers, bare
+from oblivionis.runs.answers import answers as logged_answers
+from oblivionis.runs.answers import bare
 from oblivionis.runs.directory import RunDirectory, list_runs
+from oblivionis.runs.duration_forecast import duration
 from oblivionis.runs.failed_evaluators import Failure, failures
 from oblivionis.runs.run_status import LOCAL, method_words, rounds_done
 from oblivionis.runs.stored_significance_tests import kept
@@ -110,7 +112,7 @@ def note_lines(notes: Mapping[str, Mapping[str, str]], among: Collection[str] | 
 def method(config: Config) -> str:
     """The unlearning method, with the weights of an entropy term on top of it."""
     entropy = config.unlearning.entropy
-    return method_words(method_traits.label(config.unlearning.method), entropy.forget, entropy.retain)
+    return method_words(method_traits.label(config.unlearning.method), entropy.forget, entropy.retain, config.stages)
 
 
 def rows(
@@ -289,7 +291,7 @@ def _logged_questions(logs: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for log in logs.values():
         for name in LOG_SETS:
-            asked = answers(log, name)
+            asked = logged_answers(log, name)
             found |= dict(zip(asked, bare([answer.prompt for answer in asked.values()]), strict=True))
     return found
 
@@ -376,8 +378,9 @@ def request_kind(request: Request) -> str:
     return f"subject {request.subject or 'known to the client'}" if request.scope == SCOPE_SUBJECT else "records"
 
 
-def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
-    """All that `simulate` prints at its end: the outcome, the chief measures (full: all), answers and requests."""
+def summary(run: RunDirectory, config: Config, *, full: bool = False, answers: bool = False) -> Group:
+    """All that `simulate` prints at its end: the outcome, the chief measures (full: all) and requests; answers: sample
+    answers, too."""
     metrics = stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     if not metrics:
         return Group(_whole(f"{run.path}: no stage is finished yet"))
@@ -396,14 +399,13 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     doubted = ("forget_quality",) if doubt else ()
     parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
     table = comparison(metrics, title, marks, doubted=doubted, headline=not full, failed=failed, notes=notes)
-    parts.append(table.rich() if measured else Text(title))
+    parts += [table.rich()] if measured else [Text(title), *map(Text, _unmeasured_lines(run, metrics))]
     parts += [Text(line, style="bold red") for line in failure_lines(run)]
     parts += [nodes] if (nodes := node_report.audit_table(run)) is not None else []
     if full:
         parts += _in_words(run, metrics, found)
         parts += [Text(doubt, style="dim")] if doubt else []
-    shown = samples(run, config, list(metrics))
-    if shown:
+    if answers and (shown := samples(run, config, list(metrics))):
         parts += [Text(), samples_table(shown)]
     line = requests_line(run, config.unlearning.requests.verify_max_rouge)
     if line:
@@ -412,12 +414,24 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     parts += [Text(line)] if (line := kept_line(run, config)) else []
     parts += [Text(line) for line in privacy_report.sentences(run)]
     parts += [_whole(f"next, {step}") for step in result.steps] if result else []
-    if measured and not full:
-        parts.append(_whole(f"all measures: oblivionis runs show {run.path} --full"))
+    if measured and not (full and answers):
+        more = [("all measures", "--full", full), ("sample answers", "--answers", answers)]
+        parts += [_whole(f"{what}: oblivionis runs show {run.path} {option}") for what, option, on in more if not on]
     parts.append(_whole(f"run directory: {run.path}"))
     if (run.path / "report.html").exists():
         parts.append(_whole(f"report: {run.path / 'report.html'}"))
     return Group(*parts)
+
+
+def _unmeasured_lines(run: RunDirectory, stages: Collection[str]) -> list[str]:
+    """What is known of stages whose models the server did not measure."""
+    found = {stage: run.stage_summary(stage) for stage in stages}
+    return [
+        f"{MODELS[stage]}: {counted(s['rounds'], 'client' if stage == LOCAL else 'round')} in "
+        f"{duration(s['seconds'])}, not measured by the server"
+        for stage, s in found.items()
+        if s is not None and "rounds" in s
+    ]
 
 
 def _in_words(
@@ -443,9 +457,11 @@ def _whole(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def print_summary(run: RunDirectory, config: Config, console: Console, *, full: bool = False) -> None:
+def print_summary(
+    run: RunDirectory, config: Config, console: Console, *, full: bool = False, answers: bool = False
+) -> None:
     """Print `summary`; paths may be longer than a line."""
-    console.print(summary(run, config, full=full), crop=False)
+    console.print(summary(run, config, full=full, answers=answers), crop=False)
 
 
 def print_runs(output: Path, console: Console) -> None:

@@ -74,6 +74,7 @@ class Forecast:
         self._of_all, self._light, self._full = _Mean(), _Mean(), _Mean()
         self.timed = 0
         self._inside = 0.0
+        self._spent_rounds = self._spent_evaluations = 0.0
 
     def skip(self, stage: str, rounds: int) -> None:
         """So many rounds of a stage were done in an earlier run of the program; with all of them the stage was."""
@@ -93,6 +94,7 @@ class Forecast:
         """A round is over, `seconds` with the evaluations in it."""
         own, self._inside = max(0.0, seconds - self._inside), 0.0
         self.timed += 1
+        self._spent_rounds += own
         if self.timed == 2:
             self._of_stage.clear()
             self._of_all = _Mean()
@@ -102,6 +104,7 @@ class Forecast:
 
     def evaluation(self, stage: str, seconds: float, *, full: bool, inside: bool) -> None:
         """An evaluation is over, with the full or the smaller profile; inside: its time is a part of its round's."""
+        self._spent_evaluations += seconds
         if inside:
             self._inside += seconds
         if full:
@@ -137,17 +140,29 @@ class Forecast:
         rounds = self.rounds_left()
         return None if rounds is None else rounds + (self.evaluations_left() or 0.0)
 
-    def sentence(self) -> str:
-        """What the rest will take, in words; empty before the first round."""
+    def spent(self) -> str:
+        """What rounds and evaluations took so far, in words; empty before any of them is over."""
+        found = (("rounds", self._spent_rounds), ("evaluations", self._spent_evaluations))
+        return ", ".join(f"{name} {duration(seconds)}" for name, seconds in found if seconds)
+
+    def sentence(self, waited: float = 0.0) -> str:
+        """What the rest will take, in words; empty before the first round.
+
+        waited: seconds since the last round or evaluation that was timed; they are no longer left.
+        """
         rounds, evaluations = self.rounds_left(), self.evaluations_left()
         if rounds is None:
             return ""
         if not (rounds or evaluations or evaluations is None):
             return ""
+        if evaluations is None and not any(self._rounds.values()):
+            return "evaluations are left, of which none was timed yet"
+        left = rounds + (evaluations or 0.0) - waited
+        about = f"about {duration(left)} left" if left > 0 or not waited else "longer than foretold"
         if evaluations is None:
-            return f"about {duration(rounds)} left, evaluations not counted"
-        parts = f", {duration(evaluations)} of them evaluations" if evaluations else ""
-        return f"about {duration(rounds + evaluations)} left{parts}"
+            return f"{about}, evaluations not counted"
+        of = min(evaluations, left)
+        return f"{about}, {duration(of)} of them evaluations" if of > 0 else about
 
     def advice(self) -> str:
         """What to turn down where evaluations will take longer than training, in a long run; else empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, RenderableType
@@ -24,10 +25,12 @@ TEXTS = (
     {"choices_forget": "accuracy forget", "choices_utility": "utility"},
 )
 """Of data that are texts, what belongs into the headline."""
+FEW = 3
+"""So many of other metrics fit into a line."""
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """The few numbers that fit into one line."""
+    """The few numbers that fit into one line: the chief ones, where there is none of them the first ones by name."""
     parts = []
     for group in ("forget", "retain"):
         found = [(name, metrics.get(f"{group}_{key}")) for key, name in (("rouge", "ROUGE"), ("prob", "Prob"))]
@@ -42,7 +45,8 @@ def headline(metrics: Mapping[str, float]) -> str:
     found = [(name, metrics.get(f"ruler_{key}")) for key, name in (("mean_rank", "rank"), ("gap", "gap"))]
     numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
     parts += [f"RULER {numbers}"] if numbers else []
-    return " · ".join(parts) or "no metrics"
+    others = [f"{name} {value:.3f}" for name, value in metrics.items() if value is not None]
+    return " · ".join(parts or others[:FEW]) or "nothing measured"
 
 
 class Events:
@@ -95,6 +99,7 @@ class _Following(Events):
     def __init__(self) -> None:
         self.stage, self.doing, self.measured = "", "", ""
         self.forecast: Forecast | None = None
+        self._timed = time.monotonic()
         self._total, self._round, self._asking, self._exchange = 0, 0, "", ""
 
     def planned(self, plan: Plan) -> None:
@@ -131,20 +136,29 @@ class _Following(Events):
         self.doing = f"evaluating{f', {part}' if part else ''}: {done} of {total} {what}"
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self.measured, self.doing = headline(metrics), ""
+        self.measured, self.doing, self._timed = headline(metrics) if metrics else "", "", time.monotonic()
         if self.forecast:
             full, inside = moment in ("end", "base model"), moment in ("round", "after_unlearn")
             self.forecast.evaluation(self.stage, seconds, full=full, inside=inside)
 
     def round_finished(self, server_round: int, seconds: float) -> None:
-        self._round, self.doing = server_round, ""
+        self._round, self.doing, self._timed = server_round, "", time.monotonic()
         self._total = max(self._total, server_round)
         if self.forecast:
             self.forecast.round(self.stage, seconds)
 
     def stage_finished(self, stage: str, seconds: float) -> None:
+        self.doing = "done"
         if self.forecast:
             self.forecast.finished(stage)
+
+    def left(self) -> str:
+        """What the rest will take, in words."""
+        return self.forecast.sentence(time.monotonic() - self._timed) if self.forecast else ""
+
+    def spent(self) -> str:
+        """Where the time went so far, in words."""
+        return self.forecast.spent() if self.forecast else ""
 
     def where(self) -> str:
         """Stage and round, as a line begins with."""
@@ -188,6 +202,8 @@ class LogEvents(_Following):
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
         super().evaluated(server_round, moment, metrics, seconds)
+        if not self.measured:
+            return
         say = self._event if moment == "round" else self._log
         say("[%s] %s: %s", self.stage, _where(self.stage, server_round, self._total, moment), self.measured)
 
@@ -230,9 +246,9 @@ class LineEvents(LogEvents):
 
     def tell(self, elapsed: float) -> None:
         """Say where the run is after so many seconds."""
-        left = self.forecast.sentence() if self.forecast else ""
         where = f"{self.where()}: {self.doing}" if self.doing else self.where()
-        self._log("%s", " · ".join(part for part in (where, f"{duration(elapsed)} so far", left) if part))
+        spent = f" ({spent})" if (spent := self.spent()) else ""
+        self._log("%s", " · ".join(part for part in (where, f"{duration(elapsed)} so far{spent}", self.left()) if part))
 
     def close(self) -> None:
         if self._ticker is not None:
@@ -266,13 +282,13 @@ def _asking(clients: Sequence[int]) -> str:
 
 
 class Bars(Progress):
-    """Progress bars with lines of text below them."""
+    """Progress bars with lines of text below them, which are asked for whenever they are drawn."""
 
-    lines: Sequence[str] = ()
+    lines: Callable[[], Sequence[str]] = tuple
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
-        for line in self.lines:
+        for line in self.lines():
             yield Text(line, style="dim", no_wrap=True, overflow="ellipsis")
 
 
@@ -293,14 +309,19 @@ class LiveEvents(_Following):
         )
         self._all = self._progress.add_task("whole run", total=sum(rounds.values()), state="starting")
         self._task = self._all
-        self._advised = False
+        self._advised, self._last = False, ""
+        self._progress.lines = self._lines
         self._progress.start()
+
+    def _lines(self) -> list[str]:
+        """What is left, where the time went, and what was measured last."""
+        spent = f"so far: {spent}" if (spent := self.spent()) else ""
+        times = " · ".join(filter(None, (self.left(), spent)))
+        return [line for line in (times, self._last) if line]
 
     def _show(self) -> None:
         if self._task != self._all:
             self._progress.update(self._task, state=self.doing)
-        if self.forecast and (text := self.forecast.sentence()):
-            self._progress.update(self._all, state=text)
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -341,7 +362,7 @@ class LiveEvents(_Following):
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
         super().evaluated(server_round, moment, metrics, seconds)
         where = _where(self.stage, server_round, self._total, moment)
-        self._progress.lines = [f"{self.stage}, {where}: {self.measured}"]
+        self._last = f"{self.stage}, {where}: {self.measured}" if self.measured else self._last
         self._show()
 
     def round_finished(self, server_round: int, seconds: float) -> None:
@@ -359,7 +380,6 @@ class LiveEvents(_Following):
 
     def stage_finished(self, stage: str, seconds: float) -> None:
         super().stage_finished(stage, seconds)
-        self.doing = "done"
         self._show()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -38,6 +38,8 @@ _READ = (
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LOCAL = "local"
 """The stage that counts clients, not rounds."""
+UNLEARNING = frozenset({"unlearn", LOCAL})
+"""Stages in which anything is unlearned."""
 
 
 class _Named(TypedDict, total=False):
@@ -181,7 +183,10 @@ def read(path: Path) -> Reading:
         config.get("data", {}).get("name", ""),
         config.get("strategy", {}).get("name", ""),
         method_words(
-            method_traits.label(unlearning.get("method", "")), entropy.get("forget", 0.0), entropy.get("retain", 0.0)
+            method_traits.label(unlearning.get("method", "")),
+            entropy.get("forget", 0.0),
+            entropy.get("retain", 0.0),
+            config["stages"],
         ),
         config.get("seed"),
         progress,
@@ -211,8 +216,11 @@ def rounds_done(run: RunDirectory, stage: str) -> int:
     return max(run.checkpoint_rounds(stage), default=0)
 
 
-def method_words(method: str, forget: float, retain: float) -> str:
-    """An unlearning method, with the weights of an entropy term on top of it."""
+def method_words(method: str, forget: float, retain: float, stages: Collection[str]) -> str:
+    """An unlearning method, with the weights of an entropy term on top of it; that there is none where no stage
+    unlearns."""
+    if UNLEARNING.isdisjoint(stages):
+        return "no unlearning"
     return method + (f" + entropy({forget:g}, {retain:g})" if forget or retain else "")
 
 

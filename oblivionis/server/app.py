@@ -115,7 +115,7 @@ def _main(grid: Grid, context: Context) -> None:
 
         run_page.write_html(run, config)
     buffer = io.StringIO()
-    report.print_summary(run, config, Console(file=buffer, width=120), full=True)
+    report.print_summary(run, config, Console(file=buffer, width=120), full=True, answers=True)
     for line in buffer.getvalue().splitlines():
         log.info("%s", line)
     try:

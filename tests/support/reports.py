@@ -98,7 +98,7 @@ def bind(run, config):
 
 def summary(run, config, width=120, full=True):
     out = io.StringIO()
-    report.print_summary(run, config, Console(file=out, width=width), full=full)
+    report.print_summary(run, config, Console(file=out, width=width), full=full, answers=True)
     return out.getvalue()
 
 

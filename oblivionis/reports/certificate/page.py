@@ -8,6 +8,8 @@ from typing import Any
 
 import htpy as h
 
+from oblivionis.measures import registry
+from oblivionis.measures.audit_numbers import OWN
 from oblivionis.reports.certificate.exact import EXACT, proof_section
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import facts_list, html_page, html_table
@@ -32,6 +34,8 @@ EXACT_EVENTS = {"served": "served: rounds were held again without its records", 
 SCOPES = {"client": "everything that the client holds: it leaves", "subject": "all records about one person"}
 HELD_AGAIN = "Every round that the records had gone into was held again without them."
 """What PASS means of an exact erasure."""
+SHORT, TWINS, FAILED = "short", "twins", "failed_evaluators"
+"""Counts that matter only where they are not 0."""
 MEANING = {
     "PASS": "Every required check holds.",
     "FAIL": "At least one check says that the records are not forgotten.",
@@ -253,12 +257,25 @@ def _code(text: object) -> h.Node:
 
 def _measured(evidence: Mapping[str, Any]) -> h.Node:
     moments = [m for m in MOMENTS if evidence[m]]
-    names = list(dict.fromkeys(name for m in moments for name in evidence[m]))
-    rows = [[name, *(_shown(evidence[m].get(name)) for m in moments)] for name in names]
+    found = {name: [evidence[m].get(name) for m in moments] for m in moments for name in evidence[m]}
+    rows = [[_title(name), *map(_shown, values)] for name, values in found.items() if _is_said(name, found)]
     if not rows:
         return None
     heads = ["measure", *(MOMENTS[m] for m in moments)]
     return html_table(heads, ["", *["n"] * len(moments)], rows, "What was measured, moment by moment")
+
+
+def _title(name: str) -> str:
+    """What readers call a number that a client or the server measured."""
+    own = OWN.get(f"request_{name}") or OWN.get(name)
+    return own.title if own and own.title != name else registry.reader_name(name).replace("_", " ")
+
+
+def _is_said(name: str, found: Mapping[str, Sequence[object]]) -> bool:
+    """Whether a number belongs on the page: not where it says that nothing is amiss, or what another row says, too."""
+    if name in (SHORT, TWINS, FAILED):
+        return any(found[name])
+    return not name.startswith("forget_") or found.get(name.removeprefix("forget_")) != found[name]
 
 
 def _further(evidence: Mapping[str, Any]) -> list[h.Element]:

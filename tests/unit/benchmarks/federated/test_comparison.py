@@ -94,7 +94,8 @@ def test_the_same_results_do_not_differ():
     found = beside(grid(), grid())
     assert len(found.pairs) == 1 + 2 * 2, "the finetuned model counts once, and seconds do not"
     assert not list(found.apart()) and found.missing == found.extra == 0
-    assert {row[3] for row in found.table().rows if row} == {"+0.000"}
+    assert found.summary() == "no difference in 5 values" and not found.table().rows
+    assert {row[3] for row in found.table(full=True).rows if row} == {"+0.000"}
 
 
 def test_what_moved_is_named_and_nothing_else():
@@ -103,13 +104,23 @@ def test_what_moved_is_named_and_nothing_else():
     assert line == "FedAvg, SimNPO: unlearn, Forget ROUGE-L recall: 0.502, reference 0.302 ± 0.014"
     row = next(row for row in found.table().rows if row and "ROUGE" in row[1])
     assert row[2:5] == ["2", "+0.100", "0.200"] and row[6] == "1"
+    assert [row[1] for row in found.table().rows if row] == [row[1]], "no row where nothing differs"
+    assert found.summary() == "1 of 5 values differ; 1 of them by more than their margin"
     assert "1 of 5 values lie outside" in found.table().note
+
+
+def test_seeds_that_balance_in_the_mean_are_a_difference():
+    mine = {("fedavg", "npo", seed): {"unlearn": {"model_utility": value}} for seed, value in (("0", 0.2), ("1", 0.4))}
+    theirs = {("fedavg", "npo", seed): {"unlearn": {"model_utility": 0.3}} for seed in ("0", "1")}
+    found = beside(table(mine), table(theirs))
+    assert found.pairs[0].difference == pytest.approx(0) and found.summary() == "1 of 1 value differ"
+    assert len(found.table().rows) == 1
 
 
 def test_cells_of_one_side_are_counted():
     found = beside(grid(methods=("npo",)), grid())
     assert (len(found.pairs), found.missing, found.extra) == (3, 2, 0)
-    assert "Only the reference has 2 values" in found.table().note
+    assert found.summary() == "no difference in 3 values; only the reference has 2 values, only the new results 0"
     assert (beside(grid(), grid(methods=("npo",)))).extra == 2
 
 
@@ -156,6 +167,23 @@ def test_results_are_held_against_those_that_ship_under_their_name(folders):
     other = call("bench", "compare", folders / "mine" / "quick", folders / "shipped" / "quick" / results.FILE)
     assert other.out == made.out
     assert "| unlearn" in call("bench", "compare", folders / "mine" / "quick", "--format", "md").out.lower()
+
+
+def test_results_that_are_the_same_take_one_line(folders):
+    same = folders / "shipped" / "quick"
+    assert call("bench", "compare", same, same).out == "Beside the reference: no difference in 5 values\n"
+    assert "Forget ROUGE-L recall" in call("bench", "compare", same, same, "--full").out
+
+
+def test_a_table_names_the_metrics_that_are_compared(folders):
+    mine = folders / "mine" / "quick"
+    (mine / "suite.yaml").write_text(
+        "kind: federated\ntitle: mine\nmatrix: {strategy: [fedavg], unlearning: [npo, simnpo]}\n"
+        "tables: {few: {rows: unlearning, models: [unlearn], metrics: {MU: {metric: model_utility}}}}\n"
+    )
+    told = call("bench", "compare", mine, "--layout", "few")
+    assert told.out == "Beside the reference: no difference in 3 values\n", told.err
+    assert "did you mean few?" in call("bench", "compare", mine, "--layout", "fwe").err
 
 
 def test_settings_in_which_the_suites_differ_are_told(folders):

@@ -6,6 +6,7 @@ from support.commands import call
 
 from benchmarks import suite_kinds as suites
 from benchmarks.federated import graph, identity
+from benchmarks.federated.costs import costs
 from benchmarks.scheduling.processes import slots
 from oblivionis.config.compose import compose
 
@@ -198,3 +199,35 @@ def test_a_target_of_privacy_is_shared_by_the_stages_of_a_cell():
     assert config.stages == ["finetune"]
     assert config.privacy.stages == compose("smoke", []).stages
     assert base(*target) != base(*target, "federation.rounds.unlearn=9")
+
+
+# -- what it costs -------------------------------------------------------------------------------------------------
+
+
+def test_time_and_disk_are_told_from_the_runs_that_are_done(tmp_path):
+    nodes = graph.plan(cells(suite(tmp_path), "matrix.strategy=[fedavg, fedadam]")).nodes
+    store = tmp_path / "stages"
+    told = costs(nodes, store)
+    assert len(told) == 2 and all("not known before a run of each model and stage" in line for line in told)
+    lengths = {"finetune": 60.0, "unlearn": 300.0}
+    for stage, seconds in lengths.items():
+        node = next(node for node in nodes if node.stage == stage)
+        run = node.run(store)
+        run.path.mkdir(parents=True)
+        for each in node.config.stages:
+            taken_over = {} if each == stage else {"reused_from": "other"}
+            run.finish_stage(each, {"stage": each, "rounds": 1, "seconds": seconds, "metrics": {}, **taken_over}, None)
+        (run.path / "model").write_bytes(b"0" * 2_000_000)
+    left = [node.stage for node in nodes if not node.finished(store)]
+    assert left.count("finetune") == 1 and left.count("unlearn") == 3
+    time, disk = costs(nodes, store)
+    assert time == "time: about 16 min in all, as the runs took that are done", "60 + 3 * 300 s"
+    assert disk.startswith("disk: about 8 MB more; ") and disk.endswith(" free")
+
+
+def test_models_and_data_that_are_not_here_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.federated.costs.cached", lambda source, revision: None)
+    nodes = graph.plan(suites.load(suites.find("muse_news"), ())[1].cells()).nodes
+    told = [line for line in costs(nodes, tmp_path) if line.startswith("to fetch")]
+    assert told[0].startswith("to fetch: the model ") and told[0].endswith(", from the Hugging Face hub")
+    assert told[-1].startswith("to fetch: the data muse_news, ")

@@ -43,7 +43,8 @@ SHOWS = {
     *("oblivionis/view", "oblivionis/data/wikidata"),
 }
 SHOWS_IN_OTHER_ROOMS = {
-    *("oblivionis/__init__.py", "oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
+    *("oblivionis/__init__.py", "oblivionis/__main__.py", "oblivionis/config/reference.py"),
+    "oblivionis/server/preflight.py",
     *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py", "oblivionis/runs/stored_significance_tests.py"),
     *(file.relative_to(PROJECT).as_posix() for file in (PROJECT / "oblivionis/measures").glob("*/report.py")),
 }

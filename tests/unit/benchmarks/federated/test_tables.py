@@ -115,6 +115,14 @@ def test_the_best_of_a_row_is_marked_as_it_is_printed():
     assert styles[2] == ["bold", "", "underline", "underline"], "the runner-up of MU is underlined"
 
 
+def test_the_note_names_a_style_only_where_a_number_has_it():
+    assert build(grid(GRID), AXES, LAYOUT).note == (
+        "Bold: best MU of its row. Underlined: best FTR of its row. Runner-up: underline."
+    )
+    alone = {labels: found for labels, found in GRID.items() if labels[0] == "fedavg"}
+    assert build(grid(alone), AXES, LAYOUT).note == "", "a row of one number has no best"
+
+
 def test_the_best_of_a_column_and_the_smallest():
     layout = Layout("t", "", (Measure("MU", "model_utility", best="min"),), "unlearning", "strategy", mark_over="rows")
     rows = build(grid(GRID), AXES, layout).rows
@@ -322,7 +330,7 @@ def test_a_bare_file_takes_the_layouts_of_the_suites_that_ship(folder):
     [
         (["{file}"], "has no tables of its own; name one with --layout"),
         (["{file}", "--layout", "paper-table-22"], "did you mean paper-table-2?"),
-        (["{file}", "--layout", "wikimem-table-1"], "these results have no axis"),
+        (["{file}", "--layout", "wikimem-table-1"], "these results have no such axis"),
         (["{file}", "--format", "pdf"], "--format pdf: expected one of text, md, latex, csv, html"),
         (["{folder}/none"], "cannot be read as results"),
         (["{folder}/text.parquet"], "cannot be read as results"),

@@ -145,3 +145,13 @@ def test_a_stopped_run_gives_its_cores_back(monkeypatch):
     assert not executor.room(task) and [job.process.slot for job in (first, second)] == slots
     executor.stop([first])
     assert ends == [first] and executor.room(task) and executor.submit(task).process.slot == slots[0]
+
+
+def test_a_run_that_has_said_nothing_yet_is_said_to_start(monkeypatch):
+    told, machine = [], Machine()
+    monkeypatch.setattr(scheduler, "Ticker", lambda tell: told.append(tell) or SimpleNamespace(close=lambda: None))
+    runs, said = runs_of(machine, machine.task("a"))
+    ended = machine.ended
+    monkeypatch.setattr(machine, "ended", lambda: (told[0](1.0), ended())[1], raising=False)
+    runs.execute()
+    assert said.getvalue().splitlines()[0] == "a: starting"

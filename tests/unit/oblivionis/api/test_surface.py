@@ -14,13 +14,13 @@ import pytest
 from support import surface
 
 import oblivionis
+from oblivionis.api import reference
 
 ROOT = Path(__file__).resolve().parents[4]
-REFERENCE = ROOT / "docs" / "reference" / "library.md"
 ALIASES = {"ModelLike", "Rows", "ruler.Array"}
 """Names of types, which have their docstring in the code only."""
 VALUES = {"leakage.NAMES", "federation.PARTITION_ID", "federation.RECORD_IDS", "federation.REQUEST_IDS"}
-PUBLIC = dict(surface.names())
+PUBLIC = dict(reference.names())
 
 
 def test_type_checkers_see_the_names_that_are_there() -> None:
@@ -87,6 +87,10 @@ def build(settings: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+def is_namespace(value: object) -> bool:
+    return isinstance(value, ModuleType)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents as a site."""
@@ -99,6 +103,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_name_is_in_the_reference(site: Path) -> None:
     page = (site / "reference" / "library.html").read_text(encoding="utf-8")
     missing = [name for name in PUBLIC if f'id="oblivionis.{name}"' not in page]
+    assert missing == []
+
+
+def test_the_reference_in_a_checkout_is_what_the_code_says() -> None:
+    page = reference.PAGE.read_text(encoding="utf-8")
+    assert page == reference.page(), "run: python -m oblivionis.api.reference > docs/reference/library.md"
+    missing = [name for name, value in PUBLIC.items() if f"```python\n{name}" not in page and not is_namespace(value)]
     assert missing == []
 
 

@@ -57,6 +57,14 @@ def whole(tmp_path_factory):
     return run, Page(run, config)
 
 
+def test_a_stage_that_was_only_trained_is_summed_up_without_figures_of_its_model(tmp_path):
+    run, config = make_run(tmp_path, (), overrides=["stages=[finetune]"])
+    run.finish_stage("finetune", {"stage": "finetune", "rounds": 3, "seconds": 12.0, "metrics": {}}, None)
+    told = shown(report.summary(run, config))
+    assert "fedavg · no unlearning · truth ratio" in told
+    assert "finetuned: 3 rounds in 12 s, not measured by the server" in told
+
+
 # -- the comparison ------------------------------------------------------------------------------------------------
 
 GROUPS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}

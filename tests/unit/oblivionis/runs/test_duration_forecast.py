@@ -91,3 +91,22 @@ def test_advice_goes_by_what_takes_longest():
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "1 s"), (89, "89 s"), (90, "2 min"), (5400, "1.5 h")])
 def test_durations(seconds, words):
     assert duration(seconds) == words
+
+
+def test_what_was_waited_for_is_no_longer_left():
+    found = Forecast(Plan({"finetune": 3}, {"finetune": 1}, 2.0))
+    found.round("finetune", 30.0)
+    assert found.sentence() == "about 60 s left, evaluations not counted"
+    assert found.sentence(20.0) == "about 40 s left, evaluations not counted"
+    assert found.sentence(90.0) == "longer than foretold, evaluations not counted"
+    found.evaluation("finetune", 10.0, full=False, inside=False)
+    assert found.sentence(50.0) == "about 30 s left, 20 s of them evaluations"
+    assert found.sentence(70.0) == "about 10 s left, 10 s of them evaluations", "those come last"
+    assert found.sentence(80.0) == "longer than foretold"
+    assert found.spent() == "rounds 30 s, evaluations 10 s"
+
+
+def test_evaluations_alone_are_not_said_to_take_a_second():
+    found = Forecast(Plan({"finetune": 1}, {"finetune": 0}, 2.0))
+    found.round("finetune", 30.0)
+    assert found.sentence() == "evaluations are left, of which none was timed yet"

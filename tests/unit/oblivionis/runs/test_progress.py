@@ -4,6 +4,7 @@ import io
 
 from rich.console import Console
 
+from oblivionis.runs import progress
 from oblivionis.runs.duration_forecast import Plan
 from oblivionis.runs.progress import LineEvents, LiveEvents, for_console
 
@@ -68,7 +69,8 @@ def test_what_matters_and_where_the_run_is():
     ]
 
 
-def test_where_the_run_is():
+def test_where_the_run_is(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     out = io.StringIO()
     events = LineEvents(Console(file=out, width=200))
     events.close()
@@ -98,11 +100,37 @@ def test_where_the_run_is():
         "starting · 20 s so far",
         "base model: evaluating: 3 of 9 likelihoods · 25 s so far",
         "[finetune] round 1/4: FedFT, 1/2 replies · 30 s so far",
-        "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far · about 5 min left, evaluations "
-        "not counted",
-        "[finetune] round 1/4: evaluating: 5 of 9 likelihoods · 2.0 h so far · about 16 min left, 10 min of them "
-        "evaluations",
+        "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far (rounds 60 s) · about 5 min left, "
+        "evaluations not counted",
+        "[finetune] round 1/4: evaluating: 5 of 9 likelihoods · 2.0 h so far (rounds 60 s, evaluations 30 s) · about "
+        "16 min left, 10 min of them evaluations",
     ]
+
+
+def test_time_that_passes_is_no_longer_left(monkeypatch):
+    out, now = io.StringIO(), [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=out, width=200, force_terminal=True, color_system=None, legacy_windows=False)
+    for events in (LineEvents(Console(file=out, width=200), verbose=True), LiveEvents(console, {"finetune": 2})):
+        events.planned(Plan({"finetune": 2}, {"finetune": 0}, None))
+        events.stage_started("finetune", 0, 2)
+        events.round_finished(1, 40.0)
+        assert events.left() == "about 40 s left"
+        now[0] += 30.0
+        assert events.left() == "about 10 s left"
+        now[0] += 60.0
+        assert events.left() == "longer than foretold"
+        events.close()
+    assert "longer than foretold · so far: rounds 40 s" in out.getvalue()
+
+
+def test_an_evaluation_without_metrics_has_no_line_and_unusual_metrics_have_one():
+    out = io.StringIO()
+    events = LineEvents(Console(file=out, width=200), verbose=True)
+    events.stage_started("finetune", 0, 2)
+    events.evaluated(0, "start", {}, 0.1)
+    events.evaluated(1, "round", {"lm_eval_arc_easy_acc": 0.25}, 0.1)
+    assert out.getvalue().splitlines()[1:] == ["[finetune] round 1/2: lm_eval_arc_easy_acc 0.250"]
 
 
 def test_a_quiet_run_tells_of_warnings_alone():

@@ -93,7 +93,8 @@ def test_a_damaged_run_says_what_is_damaged(tmp_path, file, content, said):
 def test_a_configuration_without_most_keys_will_do(tmp_path):
     (tmp_path / "config.yaml").write_text("stages: [finetune]\nmodel: {name: '2024'}\n")
     found = glance(tmp_path)
-    assert (found.state, found.model, found.data, found.method, found.seed) == (STOPPED, "2024", "", "", None)
+    assert (found.state, found.model, found.data, found.seed) == (STOPPED, "2024", "", None)
+    assert found.method == "no unlearning"
     assert [stage.as_text() for stage in found.stages] == ["finetune 0/0"]
 
 

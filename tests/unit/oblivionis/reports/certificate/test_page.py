@@ -99,7 +99,7 @@ def test_the_tables_of_a_certificate():
         ["1", "–", "0, 1", "–"],
         ["2", "7", "2", "3"],
     ]
-    assert measured[1:] == [["rouge", "1", "0.25"], ["prob", "0.5", "–"], ["records", "–", "2"]]
+    assert measured[1:] == [["ROUGE-L recall", "1", "0.25"], ["Prob", "0.5", "–"], ["records", "–", "2"]]
     assert len(measured[0]) == 3, "of two moments: nothing was measured after the exchange"
     assert records[1:] == [["a", "verified", "5", "1", "0.1235", "–"]]
     assert attacks[1:] == [["prefix", "3", "0.1", "0.2", "near"], ["relearn", "4", "0.3", "0.4", "–"]]
@@ -150,6 +150,18 @@ def test_several_requests_of_several_clients():
     own = f"client 9 itself, on its own records, signed with the key {'k' * 16}…, {'m' * 16}…"
     assert f"Measured by {own}; the server of the run." in words and f"By {own}." in words
     assert "Request r0 of client 7: FAIL" in words and "Request r1 of client 9: FAIL" in words
+
+
+def test_rows_are_called_as_readers_know_them_and_say_nothing_twice():
+    numbers = {"forget_rouge": 1.0, "forget_prob": 0.5, "leakage_ed": 0.3, "rouge": 1.0, "prob": 0.4, "short": 0.0}
+    rows = page(before=numbers, after={}, final={**numbers, "twins": 1.0}).tables[3][1:]
+    assert [row[0] for row in rows] == [
+        "Forget Prob",
+        "ED score",
+        "ROUGE-L recall",
+        "Prob",
+        "Records that kept ones also hold",
+    ]
 
 
 def test_what_was_not_measured_has_no_table():
