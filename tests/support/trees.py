@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,14 +21,29 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._before: dict[Path, bytes | None] = {}
         for part in PARTS:
             shutil.copytree(ROOT / part, path / part, ignore=shutil.ignore_patterns("__pycache__"))
 
     def add(self, name: str, text: str) -> None:
         """Write the file of this path below the tree."""
         file = self.path / name
+        self._before.setdefault(file, file.read_bytes() if file.is_file() else None)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Context after which the files that were added within it are what they were before."""
+        self._before = {}
+        try:
+            yield
+        finally:
+            for file, before in self._before.items():
+                if before is None:
+                    file.unlink()
+                else:
+                    file.write_bytes(before)
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Python with these arguments, in the tree; its output as text."""

@@ -1,7 +1,7 @@
 """Light commands are light: which libraries they do not load, told by a process of each one's own.
 
 They end in a second of processor time; loading torch alone takes several. A server forks one process per command, after
-it has loaded what every command loads.
+it has loaded what many commands load: were any of that heavy, it would be found in each.
 """
 
 import json
@@ -29,6 +29,7 @@ TABLES = {"pyarrow"}
 
 SERVER = """
 import contextlib, io, json, os, resource, sys
+import oblivionis.erasure.ledger, oblivionis.reports.run_summary, optuna
 from oblivionis.cli.main import main
 for line in sys.stdin:
     read, write = os.pipe()

@@ -44,11 +44,19 @@ def need(*overrides: str, machine: Machine = CPU) -> memory.Estimate:
     return memory.estimate(configuration.compose("smoke", [*short, *overrides]), machine)
 
 
+@pytest.fixture
+def no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates without passes, for tests that look at the sizes of what is stored alone."""
+    monkeypatch.setattr(dry_run.DryRun, "training", lambda *_, **__: dry_run.Peak(0, 0))
+    monkeypatch.setattr(memory, "evaluation_peak", lambda *_: dry_run.Peak(0, 0))
+
+
 def folder_of(config: Any, path: Path) -> Path:
     config.save_pretrained(path)
     return path
 
 
+@pytest.mark.usefixtures("no_passes")
 @pytest.mark.parametrize("mode", ["lora", "full"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
@@ -65,6 +73,7 @@ def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
     assert found.parameters == sum(p.numel() for p in (frozen if mode == "lora" else parameters))
 
 
+@pytest.mark.usefixtures("no_passes")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -85,6 +94,7 @@ def test_sizes_of_every_kind_of_adapter_are_those_of_the_loaded_model(kind: list
     assert least <= dict(found.client.parts)["base weights"] <= 1.05 * least + 20000
 
 
+@pytest.mark.usefixtures("no_passes")
 @pytest.mark.parametrize(
     ("quantization", "double"), [("int8", False), ("nf4", True), ("nf4", False)], ids=["int8", "double", "single"]
 )
@@ -330,6 +340,7 @@ def test_the_total_is_the_server_and_the_clients_that_run_at_once() -> None:
     assert [what for what, *_ in gpu.shortages(dataclasses.replace(GPUS, free_gpu=gpu.gpu - 1))] == ["GPU memory"]
 
 
+@pytest.mark.usefixtures("no_passes")
 def test_weights_that_processes_have_in_common_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "shareable_bytes", lambda folder, dtype: 0)
     alone = need()
