@@ -18,7 +18,7 @@ def past(stage, round, clients, replayed=0, model=AFTER, entries=True):
 def missing(*rounds, served=1, client=1, after=AFTER):
     request = Request("x", client, ("r",), 1, state=SERVED, served_round=served)
     applied = [{"id": "x", "round": served, "before": "", "after": after}]
-    return Proof(rounds, MACHINE).missing_for(request, applied if after else [])
+    return Proof({0: rounds}, MACHINE).missing_for(request, applied if after else [])
 
 
 def test_rounds_that_were_held_again_since_show_it():
