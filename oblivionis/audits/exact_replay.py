@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from oblivionis.audits.replay import (
 from oblivionis.client.worker import Worker
 from oblivionis.config.schema import Config
 from oblivionis.erasure.exact_machine import machine_here
-from oblivionis.erasure.exact_proof import Machine, newest_exchange
+from oblivionis.erasure.exact_proof import Machine, exchanges, model_after, newest_exchange
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.node_record_files import records_hash
@@ -46,7 +46,7 @@ from oblivionis.errors import RunError
 from oblivionis.models.aggregator import aggregator
 from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.update_bounds_settings import bounds_of
-from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.runs.directory import RunDirectory, part_hashes, vector_hash
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import KnownNodes
 from oblivionis.runs.updates import LABELS, UpdateStore, open_stores
@@ -67,7 +67,7 @@ class Claim:
         The rounds that the final model depends on.
     exchange : tuple of int and str, or None
         The newest round of unlearn that served a request, and the hash of the model after its exchange; None for one of
-        several shards, of which the ledger has no such hash.
+        several shards where the ledger has no such hash.
     final : str
         The hash of the final model.
     withheld : mapping of int to set of str
@@ -85,18 +85,19 @@ class Claim:
     @classmethod
     def of_run(cls, run: RunDirectory, config: Config) -> list[Claim]:
         """As the run's folder and ledger say, one for each shard. NotTestable where it served no request."""
-        count, final, exchange = config.federation.shards, final_model(run), newest_exchange(run)
-        if exchange is None:
+        count, final, line = config.federation.shards, final_model(run), newest_exchange(exchanges(run))
+        if line is None:
             raise NotTestable(f"{run.path} served no request")
-        hashes = [""] * count if final is None else [vector_hash(part) for part in np.split(final, count)]
-        whole = exchange if count == 1 else None
+        hashes = [""] * count if final is None else part_hashes(final, count)
+        after = [model_after(line, shard, count) for shard in range(count)]
+        left = [(int(line["round"]), model) if model else None for model in after]
         if not (stores := open_stores(config, run.path, STAGE)):
             raise NotTestable(f"{run.path} stores no rounds")
-        return [cls(store.rounds(), whole, hashes[shard], shard=shard) for shard, store in enumerate(stores)]
+        return [cls(store.rounds(), left[shard], hashes[shard], shard=shard) for shard, store in enumerate(stores)]
 
 
 def rounds_again(
-    run: RunDirectory, config: Config, node_dirs: Sequence[Path], pieces: int | None, claim: Claim
+    run: RunDirectory, config: Config, node_dirs: Sequence[Path], pieces: int | None, claims: Sequence[Claim]
 ) -> Iterator[Finding]:
     """Hold the rounds again that led to the present model of an exact erasure, without the records of all requests.
 
@@ -109,9 +110,9 @@ def rounds_again(
     node_dirs : sequence of Path
         Folders of clients.
     pieces : int, optional
-        How many randomly drawn pieces, each from one stored round to the next; None: all.
-    claim : Claim
-        What is compared.
+        How many randomly drawn pieces of each shard, each from one stored round to the next; None: all.
+    claims : sequence of Claim
+        What is compared, of each shard in question; the clients of others are not needed.
 
     Yields
     ------
@@ -124,8 +125,7 @@ def rounds_again(
     """
     for stage in LABELS:
         check_own(run, stage, "exchange")
-    stores, rounds = open_stores(config, run.path, STAGE), claim.rounds
-    store = stores[claim.shard] if stores else None
+    rounds = [past for claim in claims for past in claim.rounds]
     if unknown := {past.stage for past in rounds} - LABELS.keys():
         raise AuditError(f"{run.path}: its stored rounds name the stage {min(unknown)!r}, which trains nobody")
     took_part = {client for past in rounds for client in past.clients}
@@ -134,14 +134,26 @@ def rounds_again(
             f"{run.path}: its stored rounds name client {min(strangers)}, and the run has the clients 0 to "
             f"{config.federation.clients - 1}"
         )
-    kept = set() if store is None else {(past.stage, past.round) for past in store.rounds() if past.stored}
-    places = [place for place, past in enumerate(rounds) if (past.stage, past.round) in kept]
-    if store is None or not places or places[0] > 0:
+    stores = open_stores(config, run.path, STAGE)
+    places = [_stored_places(run, stores, claim) for claim in claims]
+    folders = client_folders(run, config, node_dirs, took_part)
+    for claim, of_claim in zip(claims, places, strict=True):
+        of = f"shard {claim.shard}: " if config.federation.shards > 1 else ""
+        own = {client: folders[client] for past in claim.rounds for client in past.clients}
+        found = _Replay(run, config, own, stores[claim.shard], claim).findings(of_claim, pieces)
+        yield from (replace(finding, what=of + finding.what) for finding in found)
+
+
+def _stored_places(run: RunDirectory, stores: Sequence[UpdateStore], claim: Claim) -> list[int]:
+    """The places of the stored ones among a claim's rounds; NotTestable where the first is not stored."""
+    stored = stores[claim.shard].rounds() if stores else ()
+    kept = {(past.stage, past.round) for past in stored if past.stored}
+    places = [place for place, past in enumerate(claim.rounds) if (past.stage, past.round) in kept]
+    if not places or places[0] > 0:
         raise NotTestable(
             f"{run.path} holds no model from before the first round: unlearning.updates.keep=null keeps it"
         )
-    folders = client_folders(run, config, node_dirs, took_part)
-    yield from _Replay(run, config, folders, store, claim).findings(places, pieces)
+    return places
 
 
 class _Replay:
@@ -153,6 +165,8 @@ class _Replay:
         self._run, self._config, self._folders, self._store, self._claim = run, config, folders, store, claim
         self._worker = Worker(config)
         self._carries_on = config.strategy.server_state_from_finetune == "keep"
+        since, rounds = claim.exchange[0] if claim.exchange is not None else 0, claim.rounds
+        self._next = next((past for past in rounds if past.stage == STAGE and past.round >= since), None)
         self._exchange_compared = False
 
     def findings(self, places: Sequence[int], pieces: int | None) -> Iterator[Finding]:
@@ -212,8 +226,8 @@ class _Replay:
             if past.model and here != past.model:
                 whose = "the stored model" if past is first else "the model"
                 raise _Differs(f"{whose} at the beginning of round {past.round} of {stage} is another one")
-            if past is not first:
-                yield from self._compared_exchange(past, here)
+            if past is not first and past is self._next:
+                yield from self._compared_exchange(here)
             updates = self._round(past, model, bounds)
             if updates:
                 inner.starts_from(model)
@@ -221,6 +235,8 @@ class _Replay:
         here = vector_hash(as_vector(model))
         if following is None:
             yield compared(what, here, self._claim.final)
+            if self._next is None:
+                yield from self._compared_exchange(here)
             return
         if following.stage != stage and not self._carries_on:
             inner.reset_state()
@@ -228,24 +244,26 @@ class _Replay:
         if not _same_state(inner.state_dict(), kept.state):
             raise _Differs("the aggregator's state comes out otherwise")
         yield compared(what, here, following.model or vector_hash(as_vector(kept.sent)))
-        yield from self._compared_exchange(following, here)
+        if following is self._next:
+            yield from self._compared_exchange(here)
 
-    def _compared_exchange(self, past: PastRound, here: str) -> Iterator[Finding]:
-        """Whether a round begins with the model that the newest exchange left, where it is that exchange's round."""
-        exchange = self._claim.exchange
-        if exchange is not None and (past.stage, past.round) == (STAGE, exchange[0]):
+    def _compared_exchange(self, here: str) -> Iterator[Finding]:
+        """Whether the newest exchange left the model with which the next round begins, or the final one."""
+        if (exchange := self._claim.exchange) is not None:
             self._exchange_compared = True
             yield compared(f"model after the exchange of round {exchange[0]}", here, exchange[1])
 
     def _stored_exchange(self, number: int, model: str) -> Finding:
-        """Whether the newest exchange left the model with which its round begins, where no piece came by it."""
+        """The same by the list of rounds, where no piece came by it."""
         what = f"model after the exchange of round {number}"
-        place = next((past for past in self._claim.rounds if (past.stage, past.round) == (STAGE, number)), None)
-        if place is None:
-            return Finding(what, NOT_TESTABLE, "no round follows it")
-        if place.model == model:
+        if self._next is None:
+            same = self._claim.final == model
+            why = "it is the final one; without --pieces that is computed" if same else "the final model is another one"
+            return Finding(what, EQUAL if same else DIFFERS, why)
+        listed, number = self._next.model, self._next.round
+        if listed == model:
             return Finding(what, EQUAL, "by the list of rounds; without --pieces it is computed")
-        if place.model:
+        if listed:
             return Finding(what, DIFFERS, f"round {number} of {STAGE} begins with another one, by the list of rounds")
         return Finding(what, NOT_TESTABLE, "its round is not stored; without --pieces it is compared")
 

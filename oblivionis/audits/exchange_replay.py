@@ -11,7 +11,6 @@ run's and the clients' ledgers have. No code of the run is executed but what the
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +135,7 @@ def _exchange_again(
     yield from seal_findings(run)
     served_round, before_hash, after_hash = _applied(run, request_id, server_round)
     if method_traits.replays(config.unlearning.method):
-        for claim in Claim.of_run(run, config):
-            of = f"shard {claim.shard}: " if config.federation.shards > 1 else ""
-            found = rounds_again(run, config, node_dirs, pieces, claim)
-            yield from (replace(finding, what=of + finding.what) for finding in found)
+        yield from rounds_again(run, config, node_dirs, pieces, Claim.of_run(run, config))
         return
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None

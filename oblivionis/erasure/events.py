@@ -180,10 +180,13 @@ class Served(ServerEvent):
 
 
 class Applied(ServerEvent):
-    """The exchange that served the request changed the global model: SHA-256 `before` and `after`."""
+    """The exchange that served the request changed the global model: SHA-256 `before` and `after`; in a federation in
+    shards also of each shard's part of it, `parts_before` and `parts_after`."""
 
     before: str = ""
     after: str = ""
+    parts_before: Texts = ()
+    parts_after: Texts = ()
 
     def run_changes(self, request: Request) -> Changes:
         return {}

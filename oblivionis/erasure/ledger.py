@@ -170,9 +170,10 @@ class Ledger:
     def served(self, request_id: str, server_round: int, **info: float | int | str | Mapping[str, float]) -> None:
         self._append("served", self._requests[request_id], round=server_round, **info)
 
-    def applied(self, request_id: str, server_round: int, before: str, after: str) -> None:
-        """The exchange that served the request changed the global model: its SHA-256 before and after."""
-        self._append("applied", self._requests[request_id], round=server_round, before=before, after=after)
+    def applied(self, request_id: str, server_round: int, before: str, after: str, **parts: Sequence[str]) -> None:
+        """The exchange that served the request changed the global model: its SHA-256 before and after; `parts`: those
+        of the shards' parts, as `oblivionis.erasure.events.Applied` names them."""
+        self._append("applied", self._requests[request_id], round=server_round, before=before, after=after, **parts)
 
     def failed(self, request_id: str, server_round: int, reason: str) -> None:
         self._append("failed", self._requests[request_id], round=server_round, reason=reason)

@@ -105,15 +105,17 @@ class LedgerRequests(RequestSource):
         """Keep in mind what `applied` enters into the ledger."""
         self._repeated.append(request.request_id)
 
-    def applied(self, server_round: int, before: str, after: str) -> None:
+    def applied(self, server_round: int, before: str, after: str, **parts: Sequence[str]) -> None:
         """The exchange of `round` ended: note the global model's SHA-256 before and after with what it served, and with
-        what it served again, also where the model stayed as it was: a client answered so, and that can be checked."""
+        what it served again, also where the model stayed as it was: a client answered so, and that can be checked.
+
+        `parts`: as of `oblivionis.erasure.ledger.Ledger.applied`."""
         if self._repeated:
             self._ledger.note(
                 SERVED_AGAIN, round=server_round, requests=list(self._repeated), before=before, after=after
             )
         for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
-            self._ledger.applied(request.id, server_round, before, after)
+            self._ledger.applied(request.id, server_round, before, after, **parts)
 
     def requests_to_serve_again(self) -> list[Request]:
         """The requests that the exchange of this round is to serve again."""

@@ -3,13 +3,15 @@
 Sizes come from the model's configuration file; activations from a pass without numbers (`oblivionis.models.dry_run`)
 over the largest batch that configuration and records allow: made of the longest records, or, where only the clients
 have them, of records of `model.max_length` tokens that are all answer. Counted are weights, adapters with gradient and
-AdamW's moments, activations, the cache of generation, copies of what travels, and the libraries. Not counted:
-what allocators keep between blocks.
+AdamW's moments, activations, the cache of generation, copies of what travels, and the libraries, and of a federation in
+shards what the server evaluates: a stack's wider adapter, an ensemble's members and their logits. Not counted: what
+allocators keep between blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +21,14 @@ from evaluation.engine import decoding
 from evaluation.engine.decoders import PREFILL_TOKENS
 from evaluation.engine.models import vocabulary_size
 from oblivionis.config import extension_traits, method_traits
-from oblivionis.config.schema import Config, Profile
+from oblivionis.config.schema import Config, Model, Profile
 from oblivionis.data import datasets
 from oblivionis.models import dry_run, loading, lora
 from oblivionis.models.assembly import with_trainable
 from oblivionis.models.hardware import Machine, client_processes, participants, server_threads, uses_gpu
 from oblivionis.models.parameter_roles import role
 from oblivionis.models.record_lengths import Lengths, Size, mean
+from oblivionis.models.shard_merges import serves_ensemble, stacked
 from oblivionis.models.shared_weights import shareable_bytes
 from strategies.exact_shares import parts_in
 
@@ -126,13 +129,9 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     folder = loading.resolve(settings.source, settings.revision)
     dtype = loading.DTYPES[settings.dtype]
     loading.check_config(folder, settings.quantization)
-    model = dry_run.skeleton(folder, dtype=dtype, eager=settings.attn_implementation == "eager")
-    parameters = sum(p.numel() for p in model.parameters())
-    model = with_trainable(model, settings, seed=0)
+    parameters, model = _assembled(settings, folder)
     trainable = lora.count(model).trainable
     frozen = sum(p.numel() for name, p in model.named_parameters() if role(name) is not None and not p.requires_grad)
-    if settings.quantization != "none":
-        dry_run.quantize(model, settings.quantization, settings.double_quantization)
     records = _records_at_once(config)
     trained = mean(lengths.trained[:records])
     weights, vector = dry_run.stored_bytes(model), 4 * trainable
@@ -149,7 +148,10 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
         for distributions in {False, _reads_distributions(config)}
     ]
     training = max(passes, key=lambda peak: peak.total)
-    evaluating = evaluation_peak(config, lengths, model, run, on_gpu, machine)
+    held, served = _served(config, model, folder)
+    measured = run if served is model else dry_run.DryRun(served, on_gpu=on_gpu, dtype=dtype)
+    evaluating = evaluation_peak(config, lengths, served, measured, on_gpu, machine)
+    loaded = 4 * lora.count(served).trainable
     client = [
         ("libraries", libraries),
         ("base weights", weights),
@@ -159,13 +161,13 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     server = [
         ("libraries", libraries),
         ("base weights", weights),
-        ("trained weights and gradient", 2 * vector),
+        ("trained weights and gradient", 2 * loaded),
         ("evaluation", evaluating.total),
     ]
     measuring = 2 if server_threads(config, machine)[1] else 1
     if measuring == 2:
-        server.append(("second process that measures", libraries + weights + vector + evaluating.total))
-    states = (4 + 2 * participants(config)) * vector
+        server.append(("second process that measures", libraries + weights + loaded + evaluating.total))
+    states = (4 * config.federation.shards + 2 * participants(config)) * vector + measuring * held
     clients = client_processes(config, machine)
     if on_gpu:
         needs = Need(tuple(server), LIBRARIES + states), Need(tuple(client), LIBRARIES + VECTOR_COPIES * vector)
@@ -179,6 +181,27 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     shared = 0 if alone else min(weights, shareable_bytes(folder, dtype))
     at_once = _clients_of_a_gpu(config, machine, clients)
     return Estimate(parameters, trainable, frozen, *needs, clients, on_gpu, at_once, shared)
+
+
+def _assembled(settings: Model, folder: Path) -> tuple[int, Any]:
+    """The parameters of the base model, and the model with what is trained, without numbers."""
+    eager, dtype = settings.attn_implementation == "eager", loading.DTYPES[settings.dtype]
+    model = dry_run.skeleton(folder, dtype=dtype, eager=eager)
+    parameters = sum(p.numel() for p in model.parameters())
+    model = with_trainable(model, settings, seed=0)
+    if settings.quantization != "none":
+        dry_run.quantize(model, settings.quantization, settings.double_quantization)
+    return parameters, model
+
+
+def _served(config: Config, model: Any, folder: Path) -> tuple[int, Any]:
+    """Bytes of the numbers from which the served model is loaded besides the global ones, where shards train `model`,
+    and the served model: of a stack that with the wider adapter."""
+    shards, merge = config.federation.shards, config.federation.shard_merge
+    if shards > 1 and merge == "stack":
+        model = _assembled(stacked(config.model, shards), folder)[1]
+    copies = 0 if shards == 1 else shards if merge == "ensemble" else 1
+    return 4 * copies * lora.count(model).trainable, model
 
 
 def _reads_distributions(config: Config) -> bool:
@@ -210,10 +233,15 @@ def evaluation_peak(
 ) -> dry_run.Peak:
     """The larger of scoring a full batch and of generating the most answers at once."""
     threads, _ = server_threads(config, machine)
-    scoring = run.scoring(*_scored_at_once(config.evaluation.token_budget, lengths), threads=threads)
+    batch = _scored_at_once(config.evaluation.token_budget, lengths)
+    scoring = run.scoring(*batch, threads=threads)
     prompt = max(size.prompt for size in lengths.scored)
     prefill = run.scoring(max(1, PREFILL_TOKENS // prompt), prompt + 1, 1, threads=1)
     each, number = decoding.cached_token_bytes(model), next(model.parameters()).element_size()
+    if serves_ensemble(config):
+        # The logits of the members lie side by side, and the mean in float32.
+        logits = batch[0] * batch[2] * vocabulary_size(model) * (config.federation.shards * number + 8)
+        scoring = dry_run.Peak(scoring.passing + logits, scoring.heap)
     tokens = decoding.default_token_budget(model, on_gpu=on_gpu)
     generating = 0
     for new, copies, count in _generations(config):

@@ -408,6 +408,11 @@ def vector_hash(vector: np.ndarray) -> str:
     return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
+def part_hashes(vector: np.ndarray, shards: int) -> list[str]:
+    """SHA-256 of each of `shards` equal parts of a flat vector."""
+    return [vector_hash(part) for part in np.split(vector, shards)]
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint file; RunError when it is missing, torn or no checkpoint of ours."""
     arrays, info = read_arrays(path, "checkpoint")

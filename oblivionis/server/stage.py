@@ -15,7 +15,7 @@ from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
 from oblivionis.config import method_traits
 from oblivionis.erasure.exact_machine import machine_here
-from oblivionis.erasure.exact_proof import judge_exact, keep_proof
+from oblivionis.erasure.exact_proof import Proof, judge_exact, keep_proof
 from oblivionis.erasure.ledger import as_text
 from oblivionis.erasure.node_request_sources import NodeRequests, SealedRequests
 from oblivionis.erasure.record_holders import SimulatedRequests
@@ -30,7 +30,7 @@ from oblivionis.measures.verification import Verification
 from oblivionis.models.aggregator import aggregator
 from oblivionis.models.parameter_layers import layers_of, learned_by_first_layers
 from oblivionis.runs import artifact_binding
-from oblivionis.runs.directory import Checkpoint, vector_hash
+from oblivionis.runs.directory import Checkpoint, part_hashes, vector_hash
 from oblivionis.runs.failed_evaluators import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import UpdateStore, open_stores
@@ -336,6 +336,12 @@ class Stage:
         )
         self.events.stage_finished(self.name, seconds)
 
+    def parts(self, after: np.ndarray) -> dict[str, list[str]]:
+        """The hashes of the shards' parts of the model before and `after` an exchange; none where there is one."""
+        if (shards := self.server.shards) is None:
+            return {}
+        return {"parts_before": part_hashes(self.vector, shards.count), "parts_after": part_hashes(after, shards.count)}
+
     def _check_replies(self) -> None:
         """RunFailed where every reply of the whole stage was left out: the model is the one that it began with."""
         rows = [r for r in self.run.metrics() if (r["stage"], r["evaluator"]) == (self.name, "federation")]
@@ -351,8 +357,8 @@ class Stage:
         return {name: sum(row[name] for row in known) / len(known) for name in (SENT, RECEIVED)} if known else {}
 
     def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
-        """Check the served requests: of an exact erasure by its proof, which there is of one shard, where the clients
-        keep their records by what they measured."""
+        """Check the served requests: of an exact erasure by its proof, where the clients keep their records by what
+        they measured."""
         waiting = self.requests.to_verify()
         found: Mapping[str, Judgement] = {}
         if self.audits is not None:
@@ -361,9 +367,9 @@ class Stage:
         elif self.verification is not None:
             with self.recorded(server_round, END, "verification"):
                 found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
-        replays = self.name == "unlearn" and method_traits.replays(self.config.unlearning.method)
-        if replays and self.server.shards is None:
-            keep_proof(self.run, machine_here(self.config), self.updates[0].rounds())
+        if self.name == "unlearn" and method_traits.replays(self.config.unlearning.method):
+            rounds, shards = {shard: store.rounds() for shard, store in enumerate(self.updates)}, self.server.shards
+            keep_proof(self.run, Proof(rounds, machine_here(self.config), () if shards is None else shards.of_client))
             found = judge_exact(self.run, waiting, found)
         return self.requests.verify(server_round, found)
 
@@ -457,7 +463,7 @@ class _Recorder(Listener):
         stage, vector = self._stage, _vector(arrays)
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
-            stage.requests.applied(server_round, vector_hash(stage.vector), vector_hash(vector))
+            stage.requests.applied(server_round, *map(vector_hash, (stage.vector, vector)), **stage.parts(vector))
             served = stage.requests.served_in(server_round)
             if (account := stage.server.account) is not None:
                 account.served([r.id for r in served], server_round)

@@ -11,8 +11,11 @@ from support.stages import execute, new_run
 
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.audits import exact_replay
+from oblivionis.audits.exchange_replay import replay_exchange
+from oblivionis.audits.replay import EQUAL
 from oblivionis.client.exchange import Exchange
 from oblivionis.client.worker import Worker
+from oblivionis.erasure.exact_proof import judge_exact
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.verification_rules import ERASED
 from oblivionis.files import write_json
@@ -257,6 +260,140 @@ def test_a_mistake_gets_one_line_and_no_traceback(certified):
     assert verify(folder, key).code == 0, "the certificate alone is as it was signed"
     result = verify(folder, key, "--replay")
     assert (result.code, "what is to be held again lies beside the certificate" in result.err) == (2, True)
+
+
+ASKING = 2
+IN_SHARDS = ("federation.clients=4", "federation.shards=2", f"unlearning.requests.clients=[{ASKING}]")
+
+
+def shard_members(run):
+    """The clients of each shard, by the proof."""
+    of_client = json.loads((run.path / "exact.json").read_text())["of_client"]
+    return [[client for client, of in enumerate(of_client) if of == shard] for shard in range(2)]
+
+
+def only_folders_of(run, clients):
+    """Take the folders of all other clients away."""
+    for folder in run.nodes_path.iterdir():
+        if folder.name not in map(str, clients):
+            shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def original_in_shards(tmp_path_factory):
+    """A run in two shards in which one client asks."""
+    return made(tmp_path_factory.mktemp("shards"), "run", *IN_SHARDS)
+
+
+@pytest.fixture
+def in_shards(original_in_shards, original, tmp_path):
+    """A copy of the run, its certificate's folder, the certificate, the key, the shard of who asks, and its clients."""
+    shutil.copytree(original_in_shards.path, tmp_path / "run")
+    run, key = RunDirectory.open(tmp_path / "run"), original[1]
+    members = shard_members(run)
+    shard = next(shard for shard, clients in enumerate(members) if ASKING in clients)
+    return run, *certify(run, key), key, shard, members[shard]
+
+
+def test_a_certificate_of_a_run_in_shards_names_the_rounds_of_the_shard_that_asks(in_shards):
+    run, folder, certificate, key, shard, clients = in_shards
+    (request,) = list(Ledger(run.ledger_path))
+    assert (request.outcome, request.why.split(";")[0]) == (ERASED, "recorded in the ledgers")
+    assert (certificate["class"], certificate["result"]) == ("exact", "PASS")
+    rows = [json.loads(line) for line in (folder / ROUNDS_FILE).read_text().splitlines()]
+    assert {row["shard"] for row in rows} == {shard}
+    assert sorted({client for row in rows for client in row["clients"]}) == clients
+    (line,), said = run.lines("applied"), certificate["exact"]["shards"]
+    for number in range(2):
+        assert (line["parts_before"][number] == line["parts_after"][number]) is (number != shard)
+    assert [of["after"] for of in said] == line["parts_after"]
+    assert [of["rounds"] for of in said] == [4 if number == shard else 0 for number in range(2)]
+    vector = run.load_checkpoint("unlearn").vector
+    models = certificate["requests"][0]["evidence"]["models"]
+    assert models["final"]["sha256"] == sha256_of(vector)
+    assert [of["final"] for of in said] == [sha256_of(part) for part in np.split(vector, 2)]
+    assert all(of["final"] in (folder / certificates.PAGE_FILE).read_text() for of in said)
+    assert verify(folder, key).code == 0
+
+
+def sha256_of(vector):
+    return hashlib.sha256(vector.tobytes()).hexdigest()
+
+
+def test_its_replay_takes_the_folders_of_that_shard_alone(in_shards, tmp_path):
+    run, folder, _, key, shard, clients = in_shards
+    only_folders_of(run, clients)
+    result = verify(folder, key, "--replay")
+    assert result.code == 0, result.out + result.err
+    names = ("round 2 of finetune: equal", "model after the exchange of round 1: equal", "final model: equal")
+    assert all(f"\nshard {shard}: {name}" in result.out for name in names)
+    assert f"shard {1 - shard}: round" not in result.out and f"shard {1 - shard}: final model: equal" in result.out
+    shutil.move(run.nodes_path, tmp_path / "kept")
+    given = [argument for client in clients for argument in ("--node-dir", tmp_path / "kept" / str(client))]
+    assert verify(folder, key, "--replay", *given).code == 0
+    result = verify(folder, key, "--replay", *given[2:])
+    assert (result.code, f"the folders of clients {clients[0]} are needed" in result.err) == (2, True), result.err
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_another_model_of_any_shard_than_the_certificates_is_found(in_shards, own):
+    _, folder, certificate, key, shard, _ = in_shards
+    number = shard if own else 1 - shard
+    shards = [of | ({"final": "0" * 64} if of["shard"] == number else {}) for of in certificate["exact"]["shards"]]
+    signed_again(folder, merged(certificate, {"exact": {"shards": shards}}), key)
+    code, lines = replayed(folder, key)
+    assert code == 1
+    assert lines[0].startswith(f"shard {number}: final model: differs")
+    assert all(line.startswith(f"shard {number}: ") for line in lines)
+
+
+def test_a_record_that_stayed_in_a_shard_is_found(tmp_path, monkeypatch, original):
+    finetune = Worker.finetune
+
+    def keeps(self, client, vector, *, excluded, **settings):
+        return finetune(self, client, vector, excluded=(), **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "finetune", keeps)
+        run = made(tmp_path, "kept", *IN_SHARDS)
+    folder, certificate = certify(run, original[1])
+    assert certificate["result"] == "PASS", "by what is recorded"
+    code, lines = replayed(folder, original[1])
+    assert code == 1
+    assert f"client {ASKING} gives another update in round 1 of finetune" in lines[0]
+
+
+def test_a_client_that_took_part_in_another_shard_is_not_erased(in_shards):
+    """A list of rounds, named by the run's ledger, in which the one who asks trained for the other shard, too."""
+    run, _, _, _, shard, _ = in_shards
+    proof = json.loads((run.path / "exact.json").read_text())
+    row = next(row for row in proof["rounds"] if row["shard"] != shard)
+    row["clients"].append(ASKING)
+    row["hashes"][str(ASKING)] = row["entries"][str(ASKING)] = "0" * 64
+    run.keep({"exact.json": json.dumps(proof)})
+    (request,) = list(Ledger(run.ledger_path))
+    judged = judge_exact(run, [request], {})[request.id]
+    assert judged.outcome != ERASED
+    assert (
+        judged.why == f"client {ASKING} is of shard {shard}, and took part in round 1 of finetune of shard {1 - shard}"
+    )
+
+
+def test_demands_of_several_shards_are_judged_and_replayed_each_in_its_own(original, tmp_path):
+    """One demand in each shard, in two rounds: the second exchange leaves the first shard as it is."""
+    each = ("unlearning.requests.policy=random_client_per_round", "unlearning.requests.clients=null")
+    run = made(tmp_path, "both", *IN_SHARDS, *each, "federation.shard_placement=by_size")
+    requests = list(Ledger(run.ledger_path))
+    of_client = {client: shard for shard, own in enumerate(shard_members(run)) for client in own}
+    served = [(of_client[request.client], request.served_round, request.outcome) for request in requests]
+    assert sorted(shard for shard, *_ in served) == [0, 1]
+    assert [(number, outcome) for _, number, outcome in served] == [(1, ERASED), (2, ERASED)]
+    for request in requests:
+        folder, certificate = certificates.create(run, request.id, original[1])
+        assert certificate["result"] == "PASS"
+        assert replayed(folder, original[1]) == (0, [])
+    found = replay_exchange(run.path, requests[0].id, [run.nodes_path / str(client) for client in range(4)])
+    assert {finding.outcome for finding in found} == {EQUAL}, [f for f in found if f.outcome != EQUAL]
 
 
 def test_a_certificate_that_rests_on_measurements_cannot_be_replayed(tmp_path):

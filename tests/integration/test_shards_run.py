@@ -14,6 +14,7 @@ from oblivionis.audits.exchange_replay import replay_exchange, replay_training
 from oblivionis.audits.replay import DIFFERS, EQUAL, NOT_TESTABLE
 from oblivionis.config import compose as configuration
 from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.verification_rules import ERASED
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.measures.assessor import evaluate_checkpoint
 from oblivionis.reports.exported_model import ExportError, export
@@ -55,6 +56,9 @@ def test_the_model_after_the_exchange_is_the_retrained_one(erased):
     assert requests and all(request.served_round == 1 for request in requests), events.left_out
     retrained = run.load_checkpoint("retrain").vector
     assert {entry["after"] for entry in run.lines("applied")} == {vector_hash(retrained)}
+    assert {request.outcome for request in requests} == {ERASED}
+    for entry in run.lines("applied"):
+        assert entry["parts_after"] == [vector_hash(part) for part in np.split(retrained, SHARDS)]
     sizes = {size for _, _, size in seen}
     assert {SHARDS * size for size in sizes} == {retrained.size}
 

@@ -443,6 +443,7 @@ def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> d
         "base": {"source": config.model.source, "fingerprint": summary.get("fingerprint")},
         "before": entry.get("before"),
         "after": entry.get("after"),
+        **{name: entry[name] for name in ("parts_before", "parts_after") if name in entry},
         "final": {"round": summary.get("rounds"), "sha256": vector_hash(run.load_checkpoint(STAGE).vector)},
     }
 

@@ -1,15 +1,16 @@
 """Certificates of the class *exact*: they rest on rounds that were held again, on no threshold and no measurement.
 
-`rounds.jsonl` beside such a certificate has a line for each round that the model depends on; the certificate names the
-hash of the file, and of each line. With the clients' folders anybody can hold the rounds again
-(`oblivionis.reports.certificate.exact_replay`).
+`rounds.jsonl` beside such a certificate has a line for each round that the model depends on, in a federation in shards
+that the models of the asking clients' shards do; the certificate names the hash of the file, and of each line. With the
+clients' folders anybody can hold the rounds again (`oblivionis.reports.certificate.exact_replay`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,15 +18,24 @@ import htpy as h
 
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
-from oblivionis.erasure.exact_proof import Proof, newest_exchange, read_proof
+from oblivionis.erasure.exact_proof import (
+    STAGE,
+    Proof,
+    ShardRow,
+    exchanges,
+    model_after,
+    newest_exchange,
+    read_proof,
+    rounds_by_shard,
+)
 from oblivionis.erasure.request import Request
 from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_lines, read_bytes
 from oblivionis.reports.certificate.checks import INCONCLUSIVE, PASS, Check, check_binding, check_ledger, check_scope
 from oblivionis.reports.certificate.scope import CertificateError
 from oblivionis.reports.markup import facts_list, html_table
-from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.updates import LABELS, Row, past_of, row_of
+from oblivionis.runs.directory import RunDirectory, part_hashes
+from oblivionis.runs.updates import LABELS
 from strategies.protocols.update_history import PastRound
 
 EXACT = "exact"
@@ -39,6 +49,11 @@ NOT_SAID = (
     "Who took part in which round stayed as it was.",
 )
 """What such a certificate does not say."""
+NOT_SAID_OF_SHARDS = (
+    "That its clients took part in no round of another shard is what the run recorded: `oblivionis audit exchange` "
+    "holds the rounds of all shards again.",
+)
+"""What it does not say besides where there are several shards."""
 
 
 class _Exchange(TypedDict):
@@ -46,12 +61,23 @@ class _Exchange(TypedDict):
     after: str
 
 
-class _Exact(TypedDict):
+class _Shard(TypedDict):
+    shard: int
+    rounds: int
+    after: str
+    final: str
+
+
+class _All(TypedDict):
     rounds: list[tuple[str, int, str]]
     rounds_sha256: str
     exchange: _Exchange
     software: dict[str, str | None]
     processor: str
+
+
+class _Exact(_All, total=False):
+    shards: list[_Shard]
 
 
 class _Run(TypedDict):
@@ -68,29 +94,45 @@ def proof_of(run: RunDirectory, config: Config) -> Proof | None:
     return read_proof(run) if method_traits.replays(config.unlearning.method) else None
 
 
-def rounds_text(proof: Proof) -> str:
-    """What `rounds.jsonl` of a certificate says."""
-    return "".join(_line(past) + "\n" for past in proof.rounds)
+def rounds_text(proof: Proof, clients: Collection[int]) -> str:
+    """What `rounds.jsonl` of a certificate says: the rounds of the shards of `clients`."""
+    return "".join(_line(row) + "\n" for row in _rows(proof, clients))
 
 
-def _line(past: PastRound) -> str:
-    return json.dumps(row_of(past), sort_keys=True, separators=(",", ":"))
+def _rows(proof: Proof, clients: Collection[int]) -> list[dict[str, Any]]:
+    return proof.rows(sorted({proof.shard_of(client) for client in clients}))
 
 
-def facts_of(run: RunDirectory, config: Config, proof: Proof) -> dict[str, Any]:
-    """What a certificate says of the rounds, as JSON values."""
-    number, after = newest_exchange(run) or (0, "")
-    text = rounds_text(proof)
-    return {
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True, separators=(",", ":"))
+
+
+def _named(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Stage, number and hash of each round."""
+    return [[row["stage"], row["round"], _hash(_line(row))] for row in rows]
+
+
+def facts_of(run: RunDirectory, config: Config, proof: Proof, clients: Collection[int]) -> dict[str, Any]:
+    """What a certificate says of the rounds of the shards of `clients`, as JSON values."""
+    rows, line = _rows(proof, clients), newest_exchange(exchanges(run)) or {"round": 0, "after": ""}
+    facts = {
         "shown": "recorded in the ledgers",
-        "rounds": [[past.stage, past.round, _hash(_line(past))] for past in proof.rounds],
-        "held_again": sum(past.replayed > 0 for past in proof.rounds),
-        "rounds_sha256": _hash(text),
-        "exchange": {"round": number, "after": after},
+        "rounds": _named(rows),
+        "held_again": sum(row.get("replayed", 0) > 0 for row in rows),
+        "rounds_sha256": _hash(rounds_text(proof, clients)),
+        "exchange": {"round": int(line["round"]), "after": str(line["after"])},
         "seeds": {"run": config.seed, "labels": dict(LABELS)},
         **proof.machine,
         "not_said": list(NOT_SAID),
     }
+    if proof.shards == 1:
+        return facts
+    listed = Counter(row["shard"] for row in rows)
+    shards = [
+        {"shard": shard, "rounds": listed[shard], "after": model_after(line, shard, proof.shards), "final": final}
+        for shard, final in enumerate(part_hashes(run.load_checkpoint(STAGE).vector, proof.shards))
+    ]
+    return {**facts, "shards": shards, "not_said": [*NOT_SAID, *NOT_SAID_OF_SHARDS]}
 
 
 def _hash(text: str) -> str:
@@ -106,10 +148,10 @@ def how_to_replay() -> dict[str, str]:
 
 def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any], proof: Proof) -> list[Check]:
     """The checks of a request: the run's ledger, what it binds, which records it names, and the rounds."""
-    why = proof.missing_for(request, run.lines("applied"))
-    again = [past for past in proof.rounds if past.replayed >= (request.served_round or 0)]
+    why, listed = proof.missing_for(request, exchanges(run)), proof.rounds.get(proof.shard_of(request.client), ())
+    again = [past for past in listed if past.replayed >= (request.served_round or 0)]
     own = sum(request.client in past.clients for past in again)
-    figure = {"rounds": len(proof.rounds), "held again since": len(again), "with its client": own}
+    figure = {"rounds": len(listed), "held again since": len(again), "with its client": own}
     shown = "every earlier round in which its client took part was held again without its records"
     if not own:
         shown = "no earlier round that the model depends on has an update of its client"
@@ -122,8 +164,8 @@ def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any
     ]
 
 
-def read_rounds(folder: Path, certificate: Mapping[str, Any]) -> tuple[PastRound, ...] | None:
-    """The rounds in the file beside a certificate; None where there is no such file.
+def read_rounds(folder: Path, certificate: Mapping[str, Any]) -> dict[int, list[PastRound]] | None:
+    """The rounds in the file beside a certificate, by shard; None where there is no such file.
 
     Raises
     ------
@@ -133,14 +175,14 @@ def read_rounds(folder: Path, certificate: Mapping[str, Any]) -> tuple[PastRound
     path = folder / ROUNDS_FILE
     try:
         data = read_bytes(path)
-        rows = [checked(row, Row) for row in parse_lines(path, data)]
-        rounds = tuple(past_of(row, stored=False) for row in rows)
+        rows = [checked(row, ShardRow) for row in parse_lines(path, data)]
+        rounds = rounds_by_shard(rows)
     except FileNotFoundError:
         return None
     except (FileError, ValueError, KeyError) as error:
         raise CertificateError(f"{path}: it cannot be read: {error}") from None
     claimed = _claimed(path, certificate)
-    found = [[past.stage, past.round, _hash(_line(past))] for past in rounds]
+    found = _named(rows)
     if found != claimed["rounds"] or hashlib.sha256(data).hexdigest() != claimed["rounds_sha256"]:
         named = claimed["rounds"]
         first = next((f for f, c in zip(found, named, strict=False) if f != c), None)
@@ -156,6 +198,15 @@ def _claimed(path: Path, certificate: Mapping[str, Any]) -> Mapping[str, Any]:
     except ValueError as error:
         raise CertificateError(f"{path.parent / 'certificate.json'}: {error}") from None
     return certificate["exact"]
+
+
+def _shards(shards: Sequence[Mapping[str, Any]]) -> h.Node:
+    """The shards' parts of the model, and how many of the rounds above are of each; nothing where there is one."""
+    if not shards:
+        return None
+    rows = [[str(s["shard"]), str(s["rounds"]), h.code[s["after"]], h.code[s["final"]]] for s in shards]
+    heads = ["shard", "of the rounds above", "its model after the exchange", "and at the end"]
+    return html_table(heads, ["n", "n", "", ""], rows, "Models of the shards")
 
 
 def proof_section(certificate: Mapping[str, Any]) -> list[h.Node]:
@@ -183,6 +234,7 @@ def proof_section(certificate: Mapping[str, Any]) -> list[h.Node]:
         facts_list(facts),
         about,
         table,
+        _shards(said.get("shards", ())),
         h.h2["What it does not say"],
         h.ul[[h.li[line] for line in said["not_said"]]],
     ]

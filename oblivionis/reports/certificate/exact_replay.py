@@ -7,12 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.audits.exact_replay import Claim, compared_machines, rounds_again
-from oblivionis.audits.replay import EQUAL, Finding, collected, compared, opened_run, seal_findings
+from oblivionis.audits.replay import (
+    EQUAL,
+    Finding,
+    NotTestable,
+    collected,
+    compared,
+    final_model,
+    opened_run,
+    seal_findings,
+)
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.erasure.exact_machine import machine_here
 from oblivionis.reports.certificate.exact import EXACT, ROUNDS_FILE, read_rounds
 from oblivionis.reports.certificate.scope import CertificateError
+from oblivionis.runs.directory import RunDirectory, part_hashes, vector_hash
 from strategies.protocols.update_history import PastRound
 
 
@@ -65,7 +75,7 @@ def replay(
 def _again(
     place: Path,
     certificate: Mapping[str, Any],
-    rounds: Sequence[PastRound],
+    rounds: Mapping[int, Sequence[PastRound]],
     node_dirs: Sequence[Path],
     overrides: Sequence[str],
     pieces: int | None,
@@ -83,6 +93,21 @@ def _again(
     withheld: dict[int, set[str]] = {}
     for part in certificate["requests"]:
         withheld.setdefault(part["request"]["client"], set()).update(part["request"]["record_ids"])
-    exchange = (said["exchange"]["round"], said["exchange"]["after"])
-    final = certificate["requests"][0]["evidence"]["models"]["final"]["sha256"]
-    yield from rounds_again(run, config, node_dirs, pieces, Claim(rounds, exchange, final, withheld))
+    number, whole = said["exchange"]["round"], certificate["requests"][0]["evidence"]["models"]["final"]["sha256"]
+    models = {0: (said["exchange"]["after"], whole)}
+    if config.federation.shards > 1:
+        models = {of["shard"]: (of["after"], of["final"]) for of in said.get("shards", ())}
+        yield from _compared_parts(run, [models.get(k, ("", ""))[1] for k in range(config.federation.shards)], whole)
+    if strange := rounds.keys() - models.keys():
+        raise CertificateError(f"{ROUNDS_FILE} names shard {min(strange)}, of which the certificate has no model")
+    claims = [Claim(of, (number, models[k][0]), models[k][1], withheld, k) for k, of in sorted(rounds.items())]
+    yield from rounds_again(run, config, node_dirs, pieces, claims)
+
+
+def _compared_parts(run: RunDirectory, parts: Sequence[str], whole: str) -> Iterator[Finding]:
+    """Whether the run's final model is the one of the certificate, as a whole and by its `parts`, one of each shard."""
+    if (final := final_model(run)) is None:
+        raise NotTestable(f"{run.path} holds no final model")
+    yield compared("final model of all shards", vector_hash(final), whole)
+    for shard, (here, said) in enumerate(zip(part_hashes(final, len(parts)), parts, strict=True)):
+        yield compared(f"shard {shard}: final model", here, said)

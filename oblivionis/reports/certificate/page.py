@@ -230,11 +230,17 @@ def _rounds(rounds: Sequence[Mapping[str, Any]], served: int) -> h.Node:
 
 def _models(models: Mapping[str, Any]) -> h.Element:
     base, final = models["base"], models["final"]
+    moments = (("before", "Before the exchange"), ("after", "After it"))
+    parts = [
+        (f"{text}, shard {shard}", _code(digest))
+        for moment, text in moments
+        for shard, digest in enumerate(models.get(f"parts_{moment}", ()))
+    ]
     return facts_list(
         [
             (f"Base model {base['source']}", _code(base["fingerprint"])),
-            ("Before the exchange", _code(models["before"])),
-            ("After it", _code(models["after"])),
+            *((text, _code(models[moment])) for moment, text in moments),
+            *parts,
             (f"Final, round {final['round']}", _code(final["sha256"])),
         ]
     )

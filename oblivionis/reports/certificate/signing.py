@@ -81,7 +81,7 @@ def create(
         certificate[SIGNATURE] = private.sign(signed_bytes(certificate)).hex()
     folder = out or run.path / FOLDER / person_slug(certificate["demand"]["id"])
     if certificate.get("class") == EXACT and (proof := read_proof(run)) is not None:
-        write_atomic(folder / ROUNDS_FILE, rounds_text(proof))
+        write_atomic(folder / ROUNDS_FILE, rounds_text(proof, certificate["demand"]["clients"]))
     write_json(folder / JSON_FILE, certificate)
     write_atomic(folder / PAGE_FILE, certificate_page(certificate))
     (folder / SUPERSEDED_FILE).unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
     text = run.read_config()
     config = configuration.from_yaml(text, run.config_place)
     name, files = run_name(run), bound.files or {}
-    proof = None if opened else proof_of(run, config)
+    proof, clients = None if opened else proof_of(run, config), sorted({named.client for named in scope.records})
     parts = [
         _part(run, config, request, bound.missing, scope, opened.get(request.id), proof) for request in scope.requests
     ]
@@ -111,10 +111,14 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
         "result": of_all([part["result"] for part in parts]),
         "demand": {
             "id": demand if isinstance(demand, str) else ", ".join(opened),
-            "clients": sorted({named.client for named in scope.records}),
+            "clients": clients,
             "records": len(scope.records),
         },
-        **({"thresholds": asdict(config.certificate)} if proof is None else {"exact": facts_of(run, config, proof)}),
+        **(
+            {"thresholds": asdict(config.certificate)}
+            if proof is None
+            else {"exact": facts_of(run, config, proof, clients)}
+        ),
         "records": [_record(named, parts) for named in scope.records],
         "requests": parts,
         "run": {

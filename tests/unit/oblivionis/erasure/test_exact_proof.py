@@ -18,7 +18,7 @@ def past(stage, round, clients, replayed=0, model=AFTER, entries=True):
 def missing(*rounds, served=1, client=1, after=AFTER):
     request = Request("x", client, ("r",), 1, state=SERVED, served_round=served)
     applied = [{"id": "x", "round": served, "before": "", "after": after}]
-    return Proof(rounds, MACHINE).missing_for(request, applied if after else [])
+    return Proof({0: rounds}, MACHINE).missing_for(request, applied if after else [])
 
 
 def test_rounds_that_were_held_again_since_show_it():
@@ -54,3 +54,36 @@ def test_a_ledger_without_hashes_of_the_exchange_shows_nothing():
         missing(past("finetune", 1, (1,), 1), after="")
         == "the ledger has no hashes of the model before and after its exchange"
     )
+
+
+def of_shards(own, other, *, parts=("o" * 64, AFTER), later=()):
+    """Client 1 is of shard 1 of two, and was served in round 1."""
+    request = Request("x", 1, ("r",), 1, state=SERVED, served_round=1)
+    applied = [{"id": "x", "round": 1, "before": "", "after": "w" * 64, "parts_after": list(parts)}, *later]
+    return Proof({0: other, 1: own}, MACHINE, (0, 1, 0, 1)).missing_for(request, applied)
+
+
+HELD = past("finetune", 1, (1, 3), 1)
+
+
+def test_in_shards_the_rounds_of_the_clients_own_show_it():
+    assert of_shards((HELD, past("unlearn", 1, (1, 3))), (past("finetune", 1, (0, 2), model=""),)) == ""
+
+
+def test_a_round_of_another_shard_with_the_client_does_not():
+    why = of_shards((HELD,), (past("finetune", 1, (0, 1)),))
+    assert why == "client 1 is of shard 1, and took part in round 1 of finetune of shard 0"
+
+
+def test_the_shards_next_round_is_compared_with_its_part_also_where_it_is_a_later_one():
+    late = past("unlearn", 3, (1,))
+    assert of_shards((HELD, late), ()) == ""
+    why = of_shards((HELD, late), (), parts=("o" * 64, "c" * 64))
+    assert why == "round 3 of unlearn begins with another model than its exchange ended with"
+    second = {"id": "y", "round": 2, "before": "", "after": "v" * 64, "parts_after": ["n" * 64, AFTER]}
+    assert of_shards((HELD, late), (), parts=("o" * 64, "c" * 64), later=(second,)) == ""
+
+
+def test_a_ledger_without_hashes_of_the_shards_parts_shows_nothing():
+    why = of_shards((HELD,), (), parts=())
+    assert why == "the ledger has no hashes of the model before and after its exchange"
