@@ -19,7 +19,7 @@ STORED = Path(__file__).resolve().parents[1] / "golden" / "data" / "verified"
 RUN, NODES = "runs/run", [f"nodes/node{client}" for client in range(4)]
 LEDGERS = [f"{place}/requests.jsonl" for place in (RUN, *NODES)]
 CHECKPOINT = f"{RUN}/checkpoints/unlearn/round-0002.safetensors"
-OF_THE_ISSUE = ("issued", "issued_by", "public_key", "signature")
+OF_THE_ISSUE = ("issued", "issued_by", "public_key", "signature", "not_covered")
 
 
 @pytest.fixture

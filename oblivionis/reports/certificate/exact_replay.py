@@ -17,8 +17,7 @@ from oblivionis.audits.replay import (
     opened_run,
     seal_findings,
 )
-from oblivionis.config import compose as configuration
-from oblivionis.config.identity import config_hash
+from oblivionis.config.identity import text_hash
 from oblivionis.erasure.exact_machine import machine_here
 from oblivionis.reports.certificate.exact import EXACT, ROUNDS_FILE, read_rounds
 from oblivionis.reports.certificate.scope import CertificateError
@@ -82,10 +81,10 @@ def _again(
 ) -> Iterator[Finding]:
     """The findings of `replay`."""
     run, config = opened_run(place, overrides)
-    own = configuration.from_yaml(run.read_config(), run.config_place)
     said = certificate["exact"]
     yield from compared_machines(said, machine_here(config))
-    same = compared("configuration, by the certificate", config_hash(own), certificate["run"]["config_sha256"])
+    own = text_hash(run.read_config())
+    same = compared("configuration, by the certificate", own, certificate["run"]["config_sha256"])
     yield same
     if same.outcome != EQUAL:
         return

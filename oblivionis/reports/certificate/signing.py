@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
 from oblivionis.config import method_traits
-from oblivionis.config.identity import config_hash
+from oblivionis.config.identity import text_hash
 from oblivionis.config.schema import Config
 from oblivionis.erasure.exact_proof import Proof, read_proof
 from oblivionis.erasure.hidden_requests import Opened
@@ -127,7 +127,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
             "aggregator": config.strategy.name,
             "method": method_traits.label(config.unlearning.method),
             "clients": config.federation.clients,
-            "config_sha256": config_hash(config),
+            "config_sha256": text_hash(run.read_config()),
             "oblivionis": program_of(run),
             "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
         },

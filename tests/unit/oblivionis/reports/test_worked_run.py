@@ -35,6 +35,7 @@ from oblivionis.reports.html.run_page import write_html
 from oblivionis.reports.json_documents import run_document
 from oblivionis.reports.model_card import ADAPTER, model_card
 from oblivionis.reports.request_figures import request_figures, write_request_figures
+from oblivionis.version import __version__
 
 EXPECTED = Path(__file__).with_name("worked")
 FACTS = {"round": 2, "parameters": 12345, "adapter": "a" * 64, "fingerprint": "f" * 64}
@@ -48,7 +49,7 @@ def whole(tmp_path_factory):
 
 
 def expected(name):
-    return (EXPECTED / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return (EXPECTED / f"{name}.txt").read_text(encoding="utf-8").replace("VERSION", __version__).splitlines()
 
 
 def shown(run, place):
