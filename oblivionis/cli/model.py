@@ -198,7 +198,10 @@ def model_retire(
 
         need_folder(node_dir)
         known = lineage.retire_on_node(NodeLedger(node_dir), model, reason)
-        said = f"the model of run {known.run} is retired: it is asked for no request of this node any more"
+        said = (
+            f"the model of run {known.run} is retired: what it did not end of this node's requests is closed for it; "
+            "a run that begins with it all the same is told them"
+        )
     else:
         found, chosen = lineage.find_model(model, stage, output)
         lineage.retire(found, chosen, reason)

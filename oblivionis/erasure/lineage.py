@@ -326,8 +326,8 @@ def knowing(states: NodeStates, request_id: str) -> list[Knowing]:
     found = []
     for run in dict.fromkeys((*states.knew(request_id), *results)):
         model = states.model_of(run, request_id)
-        state = results.get(run) or (FORGOTTEN if request_id in states.excused.get(run, ()) else OPEN)
-        gone = any(model == of.model if of.model else run == of.run for of in states.retired)
+        state = results.get(run) or (FORGOTTEN if states.forgotten_before(run, request_id) else OPEN)
+        gone = states.is_retired(run, model)
         found.append(Knowing(run, model, RETIRED if gone and state not in _CLOSED else state))
     return found
 
@@ -335,15 +335,18 @@ def knowing(states: NodeStates, request_id: str) -> list[Knowing]:
 def retire_on_node(ledger: NodeLedger, text: str, reason: str) -> Knowing:
     """Enter into a node's ledger that the model of a run, which `text` names by the run or the hash, is used no more.
 
-    RunError without a reason, or where the node knows no such model, or several.
+    RunError without a reason, where the node knows no such model, or several, or where it is said already.
     """
     if not reason.strip():
         raise RunError("--reason: say why the model is used no more, e.g. that its files were deleted")
     states = ledger.states()
-    known = {of.run: of for request in states.requests for of in knowing(states, request)}
+    all_known = [of for request in states.requests for of in knowing(states, request)]
+    known = {of.run: of for of in sorted(all_known, key=lambda of: bool(of.model))}
     chosen = [of for of in known.values() if of.run == text or (_PREFIX.fullmatch(text) and of.model.startswith(text))]
     if len({of.run for of in chosen}) != 1:
         names = ", ".join(known) or "none"
         raise RunError(f"{ledger.path}: {text!r} names {len(chosen)} models that knew a record of a request; {names}")
+    if states.is_retired(chosen[0].run, chosen[0].model):
+        raise RunError(f"{ledger.path}: the model of run {chosen[0].run} is retired already")
     ledger.note(RETIRED, None, run=chosen[0].run, model=chosen[0].model, reason=reason)
     return chosen[0]

@@ -161,8 +161,8 @@ def test_a_served_request_is_measured_again_with_more_samples_and_keeps_its_hist
     states = NodeLedger(home.node()).states()
     assert states.results["art17"] == {**known, "A": "not verified"}
     assert states.requests["art17"].state == "verified", "B's model has forgotten it all the same"
-    # What A's model has not forgotten is due again where a run begins with it.
-    assert "C" in states.excused and "art17" in states.excused["C"]
+    # What A's model has not forgotten is due again in the run that began with it.
+    assert [r.id for r in states.due("C")] == ["art17"] and not states.forgotten_before("C", "art17")
     home.knows.remove(final)
     home.work(home.a, partial(measure_again, samples=128))
     (request,) = Ledger(home.a.ledger_path)
