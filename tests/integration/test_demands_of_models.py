@@ -22,6 +22,7 @@ from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.reports.certificate.signing import build, create, generate_key, verify
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.server import measuring_again
 from oblivionis.server.app import serve
 from oblivionis.server.measuring_again import measure_again
 from oblivionis.server.stages import run_stages
@@ -155,6 +156,7 @@ def test_a_served_request_is_measured_again_with_more_samples_and_keeps_its_hist
     home.samples.clear()
     events = home.work(home.a, partial(measure_again, samples=64))
     assert home.samples == [64] and events.trained == events.unlearned == []
+    assert "measuring the final model again, 64 answers to a question: art17" in events.notes
     (request,) = Ledger(home.a.ledger_path)
     assert (request.id, request.outcome, request.served_round) == ("art17", "not verified", 1)
     assert read_audit(home.a.path, "art17")["final"]["request_recited"] == 1.0
@@ -192,9 +194,22 @@ def test_a_node_that_allows_fewer_samples_refuses_to_draw_more(home):
     assert "limits.audit_samples" in (home.node() / "requests.jsonl").read_text()
 
 
+def test_fewer_samples_than_before_are_refused(home, monkeypatch):
+    known = {"final": {"leakage_samples": 64.0}}
+    monkeypatch.setattr(measuring_again, "read_audit", lambda path, request_id: known)
+    for samples in (8, 64):
+        with pytest.raises(RunError, match=f"samples={samples}: 64 were drawn before; give more"):
+            home.work(home.a, partial(measure_again, samples=samples))
+
+
 def test_a_run_without_served_requests_has_nothing_to_measure(home):
     with pytest.raises(RunError, match="it has served no request"):
         home.work(home.c, partial(measure_again, samples=8))
+    learned = RunDirectory(home.folder / "learned")
+    with pytest.raises(RunError, match="it has no stage unlearn"):
+        home.work(learned, partial(measure_again, samples=8))
+    result = call("audit", "leakage", home.a.path)
+    assert result.code == 2 and "give samples=N" in result.err
 
 
 def test_the_records_of_other_machines_are_measured_by_flwr_run(home):
