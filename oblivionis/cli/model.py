@@ -206,7 +206,8 @@ def model_retire(
         found, chosen = lineage.find_model(model, stage, output)
         lineage.retire(found, chosen, reason)
         closed = f"; closed for {', '.join(chosen.open)}" if chosen.open else ""
-        left = f" Delete it: it lies in {', '.join(chosen.places)}." if chosen.places else ""
+        files = found.files(chosen)
+        left = f" Delete its files: {', '.join(files)}." if files else ""
         said = f"the {chosen.what} ({chosen.short}) is retired{closed}.{left}"
     Console().print(said, markup=False, highlight=False, soft_wrap=True)
 

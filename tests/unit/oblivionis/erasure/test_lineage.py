@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.commands import call
 
-from oblivionis.chain import check_chain
+from oblivionis.chain import Chain, check_chain
 from oblivionis.erasure.hidden_requests import demands_of
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.lineage import MADE, knowing, models_in, register, still_known
@@ -448,3 +448,46 @@ def test_an_exported_model_says_what_it_comes_of(tmp_path):
     assert read_lineage(tmp_path) is None
     write_lineage(tmp_path, A)
     assert read_lineage(tmp_path) == A
+
+
+def test_an_export_of_an_earlier_round_still_knows_the_demands(runs, tmp_path):
+    second = Descent(hashed("L2"), (hashed("L1"), hashed("L2")), ("learned",))
+    write_lineage(tmp_path / "exported", second)
+    register(runs.folder, "exported", second, stage="finetune", folder=str(tmp_path / "exported"))
+    assert dict(models_in(runs.folder).of(hashed("L2")).demands) == KNOWN
+
+
+@pytest.mark.parametrize("names", [("A", "Z"), ("Z", "A")])
+def test_of_two_runs_that_made_one_model_the_worse_verdict_counts(tmp_path, names):
+    runs = Runs(tmp_path / "runs")
+    for name, outcome in zip(names, (VERIFIED, NOT_VERIFIED), strict=True):
+        runs.run(name, {"finetune": ("L3",), "unlearn": ("U",)}, begun=LEARNED, requests=[("d", outcome)])
+    assert dict(models_in(runs.folder).of(hashed("U")).demands) == {"d": "not verified"}
+
+
+def test_a_model_comes_of_what_any_run_that_made_it_began_with(tmp_path):
+    runs, other = Runs(tmp_path / "runs"), Descent(hashed("M"), (hashed("M"),), ("m",))
+    for name, begun in (("A", LEARNED), ("B", other)):
+        runs.run(name, {"unlearn": ("U",)}, begun=begun)
+    assert {hashed("L3"), hashed("M")} < set(models_in(runs.folder).of(hashed("U")).descent.models)
+
+
+def test_who_retires_a_model_is_told_its_files_and_not_to_delete_a_run(runs):
+    result = call("model", "retire", runs.folder / "learned", "--reason", "x")
+    files = [
+        f"{name}/checkpoints/finetune/round-{n:04d}.safetensors" for name, n in (("A", 1), ("B", 1), ("learned", 3))
+    ]
+    said = result.out.partition("Delete its files: ")[2].strip().rstrip(".")
+    assert result.code == 0 and sorted(said.split(", ")) == files
+
+
+def test_a_line_of_the_register_without_a_stage_gives_one_line(runs):
+    Chain(runs.folder / "models.jsonl").append([{"event": "made", "model": "x", "models": ["x"], "runs": ["r"]}])
+    result = call("model", "list", runs.folder)
+    assert result.code == 2 and "stage" in result.err and "Traceback" not in result.err
+
+
+def test_runs_that_cannot_be_read_are_named_where_demands_are(runs):
+    assert models_in(runs.folder).unread == ""
+    (runs.folder / "B" / "requests.jsonl").write_text("no ledger\n")
+    assert "cannot be read: B: " in models_in(runs.folder).unread
