@@ -123,9 +123,7 @@ class Models:
             if run.name in model.places:
                 for stage, descent in descents(run).items():
                     if descent.model == model.model and (rounds := run.checkpoint_rounds(stage)):
-                        found.append(
-                            str(Path(run.name) / "checkpoints" / stage / f"round-{rounds[-1]:04d}.safetensors")
-                        )
+                        found.append(f"{run.name}/checkpoints/{stage}/round-{rounds[-1]:04d}.safetensors")
         return [*found, *(place for place in model.places if Path(place).is_absolute())]
 
     def find(self, text: str) -> Model:

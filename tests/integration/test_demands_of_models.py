@@ -223,6 +223,8 @@ def test_nothing_is_made_of_a_retired_model(home):
     assert call("model", "retire", home.a.path, "--stage", "finetune", "--reason", "all copies deleted").code == 0
     with pytest.raises(RunError, match=r"this model is retired \(all copies deleted\)"):
         home.run("D", "stages=[unlearn]", f"start_from={home.a.path}")
+    with pytest.raises(RunError, match="this model is retired"):
+        home.work(home.b, run_stages)  # a resumed run
     result = call("export", home.a.path, "--stage", "finetune", "--out", home.folder / "more")
     assert result.code == 2 and "is retired" in result.err
     assert "not_covered" not in build(home.a, "art17")
