@@ -140,13 +140,15 @@ def _by_clients(
     from oblivionis.erasure.ledger import Ledger
     from oblivionis.reports.client_tables import audit_table
     from oblivionis.runs.progress import LineEvents
-    from oblivionis.server.measuring_again import measure_again
+    from oblivionis.server.measuring_again import check_again, measure_again
     from oblivionis.server.simulation import simulate
 
     run, config = found.run, found.config
     assert run is not None
     if others := [name for name in given if name.strip() != "samples"]:
         raise OblivionisError(f"{others[0]}: the clients measure by the run's own settings; give samples=N alone")
+    if not given:
+        raise OblivionisError("give samples=N: how many answers the clients sample to a question, more than before")
     if stage not in (None, "unlearn") or out is not None:
         raise OblivionisError(
             "the clients measure the final model of the run, into the run: leave --stage and --out out"
@@ -156,6 +158,7 @@ def _by_clients(
             f"the records of {run.path} are on other machines; ask their nodes: flwr run . CONNECTION --stream "
             f"--run-config 'audit=\"{run.path}\" samples={samples}'"
         )
+    check_again(run, config, samples)
     before, console = {r.id: r.outcome for r in Ledger(run.ledger_path)}, Console()
     with run.lock():
         events = LineEvents(console, verbose=False)

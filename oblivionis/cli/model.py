@@ -198,12 +198,16 @@ def model_retire(
 
         need_folder(node_dir)
         known = lineage.retire_on_node(NodeLedger(node_dir), model, reason)
-        said = f"the model of run {known.run} is retired: it is asked for no request of this node any more"
+        said = (
+            f"the model of run {known.run} is retired: what it did not end of this node's requests is closed for it; "
+            "a run that begins with it all the same is told them"
+        )
     else:
         found, chosen = lineage.find_model(model, stage, output)
         lineage.retire(found, chosen, reason)
         closed = f"; closed for {', '.join(chosen.open)}" if chosen.open else ""
-        left = f" Delete it: it lies in {', '.join(chosen.places)}." if chosen.places else ""
+        files = found.files(chosen)
+        left = f" Delete its files: {', '.join(files)}." if files else ""
         said = f"the {chosen.what} ({chosen.short}) is retired{closed}.{left}"
     Console().print(said, markup=False, highlight=False, soft_wrap=True)
 

@@ -35,6 +35,7 @@ from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import Checkpoint, read_checkpoint, vector_hash
 from strategies import message_keys
 
+_VERDICTS = ("verified", "verification_failed")
 FOLDER, LATEST = "models", "latest.safetensors"
 """Where a node keeps models, and the newest of them."""
 STAGE = "unlearn"
@@ -117,7 +118,8 @@ def audit_request(
     SealError
         For a request that no cover exchange has served.
     SelfAuditError
-        Where a model is missing; else what a message with the same configuration would raise.
+        Where a model is missing, or fewer answers would be sampled than before; else what a message with the same
+        configuration would raise.
     """
     opened = open_commitment(folder, request_id)
     first = _kept(folder / FOLDER / _name(opened.session), f"the model before the exchange of request {request_id!r}")
@@ -131,12 +133,13 @@ def audit_request(
     if first.vector.shape != last.vector.shape or last.vector.size != worker.flat.size:
         raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
     thresholds = Thresholds.of(worker.config.unlearning.requests)
+    count = _count(folder, opened, last, worker.config.evaluation.leakage.samples if samples is None else samples)
     numbers: dict[str, dict[str, float]] = {}
     after = right_after(folder, opened, request_id)
     moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
     for moment, model in moments.items():
         numbers[moment] = _measure(worker, folder, opened, model.vector, thresholds, samples)
-        _keep_numbers(folder, opened, moment, numbers[moment], model)
+        _keep_numbers(folder, opened, moment, numbers[moment], model, count)
     ruined = thresholds.displaced(last.vector, first.vector)
     judged = judge_numbers(thresholds, numbers, len(opened.demand.record_ids), ruined=ruined)
     assert judged is not None
@@ -146,6 +149,19 @@ def audit_request(
     NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, model=model, **info)
     failed = {moment: reported.get("failed_evaluators", 0.0) for moment, reported in numbers.items()}
     return judged, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
+
+
+def _count(folder: Path, opened: Opened, last: Checkpoint, samples: int) -> int:
+    """How many audits of the final model the next one makes, by the node's ledger. SelfAuditError for fewer samples."""
+    name, model = opened.demand.request_id, vector_hash(last.vector)
+    of = {"id": name, "run": opened.run, "model": model}
+    made = [e for e in NodeLedger(folder).entries() if of.items() <= e.items() and e["event"] in _VERDICTS]
+    known = read_audit(folder, name) or {}
+    if known.get("signatures", {}).get("final", {}).get("model") == model:
+        drawn = int(known["final"].get("leakage_samples", 0))
+        if samples < drawn:
+            raise SelfAuditError(f"--samples {samples}: {drawn} were drawn before; fewer would hide what those showed")
+    return len(made) + 1
 
 
 def _measure(
@@ -158,8 +174,11 @@ def _measure(
     return check_numbers(numbers, len(records), thresholds)
 
 
-def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint) -> None:
-    """Write the numbers of a `moment`, signed, into the request's audit, in the form that a run keeps audits in."""
+def _keep_numbers(
+    folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint, count: int
+) -> None:
+    """Write the numbers of a `moment`, signed, into the request's audit, in the form that a run keeps audits in; with
+    how many audits of the final model this makes, from the second on."""
     name, key = opened.demand.request_id, audit_key(folder)
     known = (read_audit(folder, name) or {}) if moment != "before" else {}
     facts: dict[str, Any] = {
@@ -174,6 +193,7 @@ def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[st
         audit_path(folder, name),
         {
             **known,
+            **({"audits": count} if count > 1 else {}),
             "request": name,
             "client": opened.client,
             "round": opened.round,

@@ -44,7 +44,16 @@ _CLOSED = (*DONE, COVERED, RETIRED, FORGOTTEN)
 _SHORT, _SHOWN = 12, 5
 """Digits of a hash, and demands, that are shown."""
 _PREFIX = re.compile(r"[0-9a-f]{6,64}")
-_SHAPES = {EXPORTED: Descent, MADE: Descent, RETIRED: TypedDict("Retired", {"model": str, "reason": str})}
+
+
+class _MADE(TypedDict):
+    model: str
+    models: list[str]
+    runs: list[str]
+    stage: str
+
+
+_SHAPES = {EXPORTED: _MADE, MADE: _MADE, RETIRED: TypedDict("Retired", {"model": str, "reason": str})}
 _SCHEDULE = re.compile(r"^\s+policy: file$", re.MULTILINE)
 """In a run's configuration, as it is written: its demands come from a file of its user."""
 
@@ -98,6 +107,25 @@ class Models:
     models: tuple[Model, ...]
     damaged: tuple[str, ...] = ()
 
+    @property
+    def unread(self) -> str:
+        """A line that names the runs which cannot be read; empty without any."""
+        if not self.damaged:
+            return ""
+        return (
+            f"what these runs know of demands is not known here, since they cannot be read: {'; '.join(self.damaged)}"
+        )
+
+    def files(self, model: Model) -> list[str]:
+        """Where a model lies: its checkpoint in each run, and the folders to which it was exported."""
+        found = []
+        for run in list_runs(self.folder):
+            if run.name in model.places:
+                for stage, descent in descents(run).items():
+                    if descent.model == model.model and (rounds := run.checkpoint_rounds(stage)):
+                        found.append(f"{run.name}/checkpoints/{stage}/round-{rounds[-1]:04d}.safetensors")
+        return [*found, *(place for place in model.places if Path(place).is_absolute())]
+
     def find(self, text: str) -> Model:
         """The model whose hash begins with `text`. RunError where there is none, or there are several."""
         found = [m for m in self.models if m.model.startswith(text)] if _PREFIX.fullmatch(text) else []
@@ -113,9 +141,11 @@ class Models:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of the folder: the models that its stages left, with what its requests came to. `start`: the hash of the
-    model that its requests were made to a descendant of; `requests`: by client and by its own id; `here`: the stages
-    whose models lie in it."""
+    """A run of the folder: the models that its stages left, with what its requests came to.
+
+    `starts`: the hashes of the models, of each round, to descendants of which its requests were made; `requests`: by
+    client and by its own id; `here`: the stages whose models lie in it.
+    """
 
     run: RunDirectory
     descents: Mapping[str, Descent]
@@ -124,9 +154,12 @@ class _Run:
     here: frozenset[str]
 
     @property
-    def start(self) -> str:
+    def starts(self) -> frozenset[str]:
         known = self.descents.get("finetune") or self.begun
-        return known.model if known is not None else ""
+        if known is None:
+            return frozenset()
+        older = () if self.begun is None or self.begun.model == known.model else self.begun.models
+        return frozenset(known.models).difference(older)
 
 
 def models_in(folder: Path, demanded: Iterable[str] = ()) -> Models:
@@ -254,10 +287,12 @@ def _read(run: RunDirectory, demanded: frozenset[str]) -> _Run:
 
 
 def _add(found: dict[str, Model], model: Model) -> None:
-    """One model of each hash, wherever it lies."""
+    """One model of each hash, wherever it lies, with all that it comes of by any run that made it."""
     known = found.setdefault(model.model, model)
+    older = [m for m in known.descent.and_of(model.descent).models if m != model.model]
+    descent = Descent(model.model, (*older, model.model), known.descent.and_of(model.descent).runs)
     places = tuple(dict.fromkeys((*known.places, *model.places)))
-    found[model.model] = replace(known, places=places, stage=known.stage or model.stage)
+    found[model.model] = replace(known, places=places, descent=descent, stage=known.stage or model.stage)
 
 
 def _exported(line: Mapping[str, Any]) -> tuple[str, ...]:
@@ -289,15 +324,17 @@ def _apart(client: int, name: str) -> str:
 def _state(model: Model, runs: Sequence[_Run], demand: tuple[int, str]) -> str:
     """What became of a demand, which these `runs` had, in a model; empty where it never knew the records."""
     for of in runs:
-        if model.stage == "retrain" and of.descents.get("retrain") == model.descent:
+        if model.stage == "retrain" and "retrain" in of.descents and of.descents["retrain"].model == model.model:
             judged = judgement_of(of.run, of.requests[demand].id)
             return "" if judged and not judged.get("seen") else OPEN
     served = [(of, of.descents["unlearn"].model) for of in runs if "unlearn" in of.descents]
     own = [of for of, final in served if final == model.model]
-    before = [of for of, final in served if final in model.descent.models]
-    if outcomes := [of.requests[demand].outcome for of in own or before]:
-        return OPEN if outcomes[-1] == PENDING else outcomes[-1]
-    if not any(of.start in model.descent.models for of in runs):
+    nearest = next((m for m in reversed(model.descent.models) if any(final == m for _, final in served)), "")
+    before = [of for of, final in served if final == nearest]
+    if outcomes := {of.requests[demand].outcome for of in own or before}:
+        outcome = next((o for o in outcomes if o not in _CLOSED), None) or outcomes.pop()
+        return OPEN if outcome == PENDING else outcome
+    if all(of.starts.isdisjoint(model.descent.models) for of in runs):
         return ""
     return OPEN if model.places or model.stage == "finetune" else UNKNOWN
 
@@ -326,8 +363,8 @@ def knowing(states: NodeStates, request_id: str) -> list[Knowing]:
     found = []
     for run in dict.fromkeys((*states.knew(request_id), *results)):
         model = states.model_of(run, request_id)
-        state = results.get(run) or (FORGOTTEN if request_id in states.excused.get(run, ()) else OPEN)
-        gone = any(model == of.model if of.model else run == of.run for of in states.retired)
+        state = results.get(run) or (FORGOTTEN if states.forgotten_before(run, request_id) else OPEN)
+        gone = states.is_retired(run, model)
         found.append(Knowing(run, model, RETIRED if gone and state not in _CLOSED else state))
     return found
 
@@ -335,15 +372,18 @@ def knowing(states: NodeStates, request_id: str) -> list[Knowing]:
 def retire_on_node(ledger: NodeLedger, text: str, reason: str) -> Knowing:
     """Enter into a node's ledger that the model of a run, which `text` names by the run or the hash, is used no more.
 
-    RunError without a reason, or where the node knows no such model, or several.
+    RunError without a reason, where the node knows no such model, or several, or where it is said already.
     """
     if not reason.strip():
         raise RunError("--reason: say why the model is used no more, e.g. that its files were deleted")
     states = ledger.states()
-    known = {of.run: of for request in states.requests for of in knowing(states, request)}
+    all_known = [of for request in states.requests for of in knowing(states, request)]
+    known = {of.run: of for of in sorted(all_known, key=lambda of: bool(of.model))}
     chosen = [of for of in known.values() if of.run == text or (_PREFIX.fullmatch(text) and of.model.startswith(text))]
     if len({of.run for of in chosen}) != 1:
         names = ", ".join(known) or "none"
         raise RunError(f"{ledger.path}: {text!r} names {len(chosen)} models that knew a record of a request; {names}")
+    if states.is_retired(chosen[0].run, chosen[0].model):
+        raise RunError(f"{ledger.path}: the model of run {chosen[0].run} is retired already")
     ledger.note(RETIRED, None, run=chosen[0].run, model=chosen[0].model, reason=reason)
     return chosen[0]

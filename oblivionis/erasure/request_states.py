@@ -23,6 +23,7 @@ from oblivionis.erasure.events import (
     Exchanged,
     HeldBack,
     LeftOut,
+    Queried,
     Rejoined,
     RequestEvent,
     Retired,
@@ -129,12 +130,8 @@ class NodeStates(RequestStates[NodeRequest]):
     results : dict
         By request and run what that came to there: the request's state in it.
     descents : dict
-        By run the event that says with whose model it began last.
-    retired : list of Retired
-        What this node's user said of models that are used no more.
-    owed, excused : dict of str to set of str
-        By such a run the requests that it is told again, since its first model knew their records, and those that it is
-        not told, since that model comes of one that has forgotten them.
+        By the hash with which a run's ledger begins the event that says with whose model the run begins. Another run
+        of the same name has another ledger, and is another run.
     """
 
     def __init__(self) -> None:
@@ -147,20 +144,27 @@ class NodeStates(RequestStates[NodeRequest]):
         self.configs: dict[str, str] = {}
         self.results: dict[str, dict[str, str]] = {}
         self.descents: dict[str, Descends] = {}
-        self.retired: list[Retired] = []
-        self.owed: dict[str, set[str]] = {}
-        self.excused: dict[str, set[str]] = {}
+        self._retired: list[tuple[str, str]] = []
+        """Of each model that is used no more the run, as `_ledger` tells it, and the hash."""
+        self._ledgers: dict[str, str] = {}
+        """By the name of a run the ledger of the one that asked last under it."""
         self._number: dict[str, int] = {}
         self._worked: dict[str, set[str]] = {}
         """By the hash of each model that this node trained the runs of it."""
         self._trained: dict[str, int] = {}
         """By run how many requests were made before this node trained for it first."""
-        self._since: dict[str, int] = {}
-        """The same for the runs of which the model comes that a run began with."""
+        self._first: dict[str, tuple[int, Exchanged]] = {}
+        """By ledger how many requests were made before this node trained for that run first, and what that was."""
+        self._not_heard: dict[str, tuple[int, Exchanged]] = {}
+        """The same by the name of a run of which no server has asked since."""
         self._audited: dict[tuple[str, str], str] = {}
         """By run and request the model that this node measured as the final one."""
         self._forgotten: dict[str, dict[str, str]] = {}
-        """By request and run the hash of the model that has verifiably forgotten its records."""
+        """By request and ledger the hash of the model that has verifiably forgotten its records."""
+        self._remembering: dict[str, dict[str, str]] = {}
+        """The same of the model that was not verified: no other run's word makes it one that has forgotten them."""
+        self._ended: dict[str, set[str]] = {}
+        """By request the ledgers of the runs that have verifiably ended it for their own model."""
         self._exchanged = Counter[tuple[str, int, str]]()
         """By run, round and request how many exchanges of this node no server has called served yet."""
         self._holding: set[str] = set()
@@ -177,21 +181,70 @@ class NodeStates(RequestStates[NodeRequest]):
         return frozenset(i for r in self.requests.values() for i in (*r.record_ids, *r.held_back))
 
     def due(self, run: str) -> list[NodeRequest]:
-        """The requests that `run` is told: those not settled, and those that its own first model knew, but none that
-        this has forgotten."""
-        owed, excused = self.owed.get(run, set()), self.excused.get(run, set())
-        return [r for r in self.requests.values() if (not r.settled or r.id in owed) and r.id not in excused]
+        """The requests that `run` is told, by all that this node knows now.
+
+        Those not settled; and those that others settled, but not `run` for its own model, unless this node never
+        trained what led to that model before the request was made. None whose records the first model of `run` has
+        forgotten, since it comes of one that has. A run that begins with a model of which this node knows nothing is
+        told.
+        """
+        return [r for r in self.requests.values() if self._told(run, r) and not self.forgotten_before(run, r.id)]
+
+    def _told(self, run: str, request: NodeRequest) -> bool:
+        ledger, number = self._ledger(run), self._number[request.id]
+        if not request.settled:
+            return True
+        if request.state == COVERED or ledger in self._ended.get(request.id, ()):
+            return False
+        begun, first = self.descents.get(ledger), self._first_of(run)
+        return (first is not None and first[0] <= number) or (begun is not None and self._since(begun, 0) <= number)
+
+    def forgotten_before(self, run: str, request_id: str) -> bool:
+        """Whether a run begins with a model that comes of one which has verifiably forgotten a request's records.
+
+        By the word of its server, unless the node's first exchange, in round 1, began with another model.
+        """
+        if (begun := self.descents.get(self._ledger(run))) is None:
+            return False
+        first = self._first_of(run)
+        if first is not None and first[1].round == 1 and first[1].stage != "retrain" and first[1].before != begun.model:
+            return False
+        forgotten, remembering = (of.get(request_id, {}).values() for of in (self._forgotten, self._remembering))
+        return not set(begun.models).isdisjoint({*forgotten} - {*remembering})
+
+    def is_retired(self, run: str, model: str) -> bool:
+        """Whether the user of this node said that the model of a run, or another one of the hash, is used no more."""
+        return any(of == self._ledger(run) or (model and known == model) for of, known in self._retired)
 
     def knew(self, request_id: str) -> list[str]:
         """The runs whose models knew the records of a request: they trained on them before it was made, or began with
         the model of such a one."""
         number = self._number[request_id]
-        return [run for run in dict.fromkeys((*self._trained, *self._since)) if self._knew(run, number)]
+        begun = {
+            of.run: self._since(of, number + 1) for key, of in self.descents.items() if self._ledger(of.run) == key
+        }
+        names = dict.fromkeys((*self._trained, *begun))
+        return [run for run in names if any(of.get(run, number + 1) <= number for of in (self._trained, begun))]
 
-    def _knew(self, run: str, number: int) -> bool:
-        """Whether this node trained for a run, or for one whose model that began with, before it made its request of
-        that number."""
-        return any(of.get(run, number + 1) <= number for of in (self._trained, self._since))
+    def _since(self, begun: Descends, unknown: int) -> int:
+        """How many requests were made before this node trained for the runs of which a model comes; `unknown` where
+        it trained for none of them."""
+        # A run that took several of its rounds before is one as a whole: a node does not see every round's model.
+        runs = {*begun.runs}.union(*(self._worked[model] for model in begun.models if model in self._worked))
+        return min((self._trained[run] for run in runs if run in self._trained), default=unknown)
+
+    def _ledger(self, run: str) -> str:
+        """By what the run of that name is told from others: its ledger, or the name where no server has asked."""
+        return self._ledgers.get(run, run)
+
+    def _first_of(self, run: str) -> tuple[int, Exchanged] | None:
+        return self._first.get(self._ledger(run)) or self._not_heard.get(run)
+
+    def _hear(self, run: str, ledger: str) -> None:
+        """The server of a run asks; what this node did under its name since it was last asked was for that run."""
+        self._ledgers[run] = ledger or run
+        if (first := self._not_heard.pop(run, None)) is not None:
+            self._first.setdefault(self._ledgers[run], first)
 
     def model_of(self, run: str, request_id: str) -> str:
         """The hash of the model that a run left, as far as this node was told: the one that it measured for a request,
@@ -232,11 +285,17 @@ class NodeStates(RequestStates[NodeRequest]):
 
     def _forget(self, event: Verification | RolledBack, run: str) -> None:
         """Keep which model has forgotten the request's records, by the newest verification in `run`."""
-        self._forgotten.setdefault(event.id, {}).pop(run, None)
+        ledger, ended = self._ledger(run), self._ended.setdefault(event.id, set())
+        models = [of.setdefault(event.id, {}) for of in (self._forgotten, self._remembering)]
+        for of in models:
+            of.pop(ledger, None)
+        ended.discard(ledger)
+        if isinstance(event, RolledBack):
+            return
         if isinstance(event, Verified):
-            self.owed.get(run, set()).discard(event.id)
-            if model := event.model or self._audited.get((run, event.id), ""):
-                self._forgotten[event.id][run] = model
+            ended.add(ledger)
+        if model := event.model or self._audited.get((run, event.id), ""):
+            models[not isinstance(event, Verified)][ledger] = model
 
     def _unseal(self, event: RequestEvent) -> None:
         """Keep by which cover exchange a request is served, if by any."""
@@ -260,31 +319,17 @@ class NodeStates(RequestStates[NodeRequest]):
         elif isinstance(event, Run):
             self.configs[event.run] = event.config
         elif isinstance(event, Descends):
-            self._begin(event)
+            self._hear(event.run, event.ledger)
+            self.descents[self._ledger(event.run)] = event
+        elif isinstance(event, Queried):
+            self._hear(event.run, event.ledger)
         elif isinstance(event, Retired):
-            self.retired.append(event)
+            self._retired.append((self._ledger(event.run), event.model))
 
     def _known(self, request_id: str) -> NodeRequest:
         if request_id not in self.requests:
             raise RequestError(f"it names request {request_id!r}, which was never made")
         return self.requests[request_id]
-
-    def _begin(self, event: Descends) -> None:
-        """A run begins with a model that others made: what does it owe?"""
-        self.descents[event.run] = event
-        models, owed, excused = frozenset(event.models), set[str](), set[str]()
-        # A run that took several of its rounds before is one as a whole: a node does not see every round's model.
-        runs = {*event.runs}.union(*(self._worked[model] for model in models if model in self._worked))
-        since = min((self._trained[run] for run in runs if run in self._trained), default=None)
-        self._since.pop(event.run, None)
-        if since is not None:
-            self._since[event.run] = since
-        for request in self.requests.values():
-            if models.intersection(self._forgotten.get(request.id, {}).values()):
-                excused.add(request.id)
-            elif request.state != COVERED and since is not None and since <= self._number[request.id]:
-                owed.add(request.id)
-        self.owed[event.run], self.excused[event.run] = owed, excused
 
     def _commit(self, event: Committed) -> None:
         """The requests of a cover exchange are sealed in it."""
@@ -303,6 +348,7 @@ class NodeStates(RequestStates[NodeRequest]):
         if event.kind in (TRAIN, UNLEARN) and event.before:
             self._worked.setdefault(event.before, set()).add(event.run)
             self._trained.setdefault(event.run, len(self.requests))
+            self._not_heard.setdefault(event.run, (len(self.requests), event))
         if event.trained and event.kind == TRAIN and not event.exclude:
             self._held[event.run, event.stage, event.round] = event.replay
         elif event.trained and event.kind == BURY:

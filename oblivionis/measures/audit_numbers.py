@@ -69,6 +69,7 @@ class _Audit(_Request, total=False):
     after: dict[str, float]
     final: dict[str, float]
     failed: dict[str, str]
+    audits: int
 
 
 def own_names(numbers: Mapping[str, float]) -> dict[str, float]:

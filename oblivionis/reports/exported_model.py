@@ -88,8 +88,10 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
 
 def still_known(run: RunDirectory, checkpoint: Checkpoint) -> str:
     """A line that names the demands whose records an exported model may still know; empty without any."""
-    model = lineage.models_in(run.path.parent).of(vector_hash(checkpoint.vector))
-    return lineage.open_line(model, "serve them in a run first") if model is not None else ""
+    found = lineage.models_in(run.path.parent)
+    model = found.of(vector_hash(checkpoint.vector))
+    known = lineage.open_line(model, "serve them in a run first") if model is not None else ""
+    return "\n".join(filter(None, (known, found.unread)))
 
 
 def _save(model: Any, config: Config, kind: str, folder: Path) -> None:

@@ -96,10 +96,15 @@ def _check_start(server: Server) -> None:
     if config.start_from:
         source = artifact_binding.opened(Path(config.start_from).expanduser(), with_models=False)
         key, folder, begun = "start_from", source.path.parent, descents(source).get("finetune")
-    if begun is None or begun_with(server.run) is not None:
+    if begun is None:
         return
     lineage.require_used(folder, begun.model, key)
-    found = lineage.models_in(folder).of(begun.model)
+    if begun_with(server.run) is not None:
+        return
+    models = lineage.models_in(folder)
+    found = models.of(begun.model)
+    if models.unread:
+        server.events.warning(f"{key}: {models.unread}")
     scheduled = server.policy.requests if isinstance(server.policy, Schedule) else ()
     told = config.unlearning.requests.policy == "nodes" and "unlearn" in config.stages
     remedy = "their nodes are told again" if told else "serve them here, too (`oblivionis model list` shows whose)"

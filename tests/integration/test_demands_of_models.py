@@ -22,6 +22,7 @@ from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.reports.certificate.signing import build, create, generate_key, verify
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.server import measuring_again
 from oblivionis.server.app import serve
 from oblivionis.server.measuring_again import measure_again
 from oblivionis.server.stages import run_stages
@@ -155,14 +156,15 @@ def test_a_served_request_is_measured_again_with_more_samples_and_keeps_its_hist
     home.samples.clear()
     events = home.work(home.a, partial(measure_again, samples=64))
     assert home.samples == [64] and events.trained == events.unlearned == []
+    assert "measuring the final model again, 64 answers to a question: art17" in events.notes
     (request,) = Ledger(home.a.ledger_path)
     assert (request.id, request.outcome, request.served_round) == ("art17", "not verified", 1)
     assert read_audit(home.a.path, "art17")["final"]["request_recited"] == 1.0
     states = NodeLedger(home.node()).states()
     assert states.results["art17"] == {**known, "A": "not verified"}
     assert states.requests["art17"].state == "verified", "B's model has forgotten it all the same"
-    # What A's model has not forgotten is due again where a run begins with it.
-    assert "C" in states.excused and "art17" in states.excused["C"]
+    # What A's model has not forgotten is due again in the run that began with it.
+    assert [r.id for r in states.due("C")] == ["art17"] and not states.forgotten_before("C", "art17")
     home.knows.remove(final)
     home.work(home.a, partial(measure_again, samples=128))
     (request,) = Ledger(home.a.ledger_path)
@@ -192,9 +194,22 @@ def test_a_node_that_allows_fewer_samples_refuses_to_draw_more(home):
     assert "limits.audit_samples" in (home.node() / "requests.jsonl").read_text()
 
 
+def test_fewer_samples_than_before_are_refused(home, monkeypatch):
+    known = {"final": {"leakage_samples": 64.0}}
+    monkeypatch.setattr(measuring_again, "read_audit", lambda path, request_id: known)
+    for samples in (8, 64):
+        with pytest.raises(RunError, match=f"samples={samples}: 64 were drawn before; give more"):
+            home.work(home.a, partial(measure_again, samples=samples))
+
+
 def test_a_run_without_served_requests_has_nothing_to_measure(home):
     with pytest.raises(RunError, match="it has served no request"):
         home.work(home.c, partial(measure_again, samples=8))
+    learned = RunDirectory(home.folder / "learned")
+    with pytest.raises(RunError, match="it has no stage unlearn"):
+        home.work(learned, partial(measure_again, samples=8))
+    result = call("audit", "leakage", home.a.path)
+    assert result.code == 2 and "give samples=N" in result.err
 
 
 def test_the_records_of_other_machines_are_measured_by_flwr_run(home):
@@ -208,6 +223,8 @@ def test_nothing_is_made_of_a_retired_model(home):
     assert call("model", "retire", home.a.path, "--stage", "finetune", "--reason", "all copies deleted").code == 0
     with pytest.raises(RunError, match=r"this model is retired \(all copies deleted\)"):
         home.run("D", "stages=[unlearn]", f"start_from={home.a.path}")
+    with pytest.raises(RunError, match="this model is retired"):
+        home.work(home.b, run_stages)  # a resumed run
     result = call("export", home.a.path, "--stage", "finetune", "--out", home.folder / "more")
     assert result.code == 2 and "is retired" in result.err
     assert "not_covered" not in build(home.a, "art17")

@@ -175,12 +175,13 @@ def check_leakage(figures: Figures | None, limit: float) -> Check:
     figure = {name: figures[name] for name in ("upper", "lower", "samples", "confidence", "of")} | {"at most": limit}
     if figures.get("audits", 0) > 1:
         figure["audits made"] = figures["audits"]
+    allowed = f", judged more strictly as audit {figures['audits']} of this model" if figures.get("corrected") else ""
     if figures.get("records") is not None and figures["questions"] < figures["records"]:
         reason = f"answers to only {figures['questions']} of the {counted(figures['records'], 'record')} were sampled"
         return Check("leakage", FAIL if figures["lower"] > limit else INCONCLUSIVE, figure, reason)
     start = "sampled answers leak with a probability of at"
     if figures["upper"] <= limit:
-        return Check("leakage", PASS, figure, f"{start} most {figures['upper']:.3g}")
+        return Check("leakage", PASS, figure, f"{start} most {figures['upper']:.3g}{allowed}")
     if figures["lower"] > limit:
         return Check("leakage", FAIL, figure, f"{start} least {figures['lower']:.3g}")
     least = 1 - (1 - figures["confidence"]) ** (1 / figures["samples"])
@@ -189,7 +190,33 @@ def check_leakage(figures: Figures | None, limit: float) -> Check:
         if least > limit
         else f"too few samples: the probability lies between {figures['lower']:.3g} and {figures['upper']:.3g}"
     )
-    return Check("leakage", INCONCLUSIVE, figure, why)
+    return Check("leakage", INCONCLUSIVE, figure, f"{why}{allowed}")
+
+
+def spent(alpha: float, audit: int) -> float:
+    """What of alpha the bound of the k-th audit of a model may take: all at the first, alpha / (k (k + 1)) later.
+
+    Whoever measures until it passes, with as many answers as they like each time, sees a PASS of a model above the
+    limit with a probability of at most alpha (1 + 1/6 + 1/12 + ...) = 1.5 alpha: the union bound, for any number of
+    audits and any rule to stop. The first audit, if it stays the only one, is judged at alpha itself.
+    """
+    return alpha if audit <= 1 else alpha / (audit * (audit + 1))
+
+
+def upper_at(m_bin: float, samples: int, alpha: float, audit: int) -> float:
+    """The upper bound at `spent(alpha, audit)` of what has the bound `m_bin` at alpha.
+
+    Exact for one question, whose bound tells how many answers leak. Of a mean over questions it is an upper one: over
+    the number of answers that leak the one bound is a concave function of the other (Jensen's inequality).
+    """
+    import numpy as np
+    from scipy.special import betaincinv
+
+    leaked = np.arange(samples)
+    known, wanted = (
+        np.append(betaincinv(leaked + 1, samples - leaked, 1 - level), 1.0) for level in (alpha, spent(alpha, audit))
+    )
+    return m_bin if audit <= 1 else float(np.interp(m_bin, known, wanted))
 
 
 def leak_bounds(m_bin: float, mu_lower: float, samples: int, alpha: float, leaks_from: float) -> tuple[float, float]:

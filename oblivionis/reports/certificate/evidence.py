@@ -21,7 +21,7 @@ from oblivionis.measures.audit_numbers import check_numbers, judge_numbers, own_
 from oblivionis.measures.ruler import report as ruler_report
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports.attacks import read_results
-from oblivionis.reports.certificate.checks import leak_bounds
+from oblivionis.reports.certificate.checks import leak_bounds, spent, upper_at
 from oblivionis.reports.format import counted
 from oblivionis.reports.record_results import leakage_audit
 from oblivionis.reports.request_figures import request_figures
@@ -142,7 +142,7 @@ def gather_opened(run: RunDirectory, config: Config, opened: Opened) -> dict[str
         "after": dict(audit.get("after", {})),
         "final": dict(audit.get("final", {})),
         "judgement": judged,
-        "leakage": _client_leakage(audit, config),
+        "leakage": _client_leakage(audit, config, int(audit.get("audits", 1))),
         "rank": _client_rank(audit),
         "oracle": None,
         "attacks": None,
@@ -266,7 +266,11 @@ def _run_leakage(
         metrics = (run.stage_summary(STAGE) or {}).get("metrics", {})
         return _mean_leakage(metrics, config, "all forget questions", own=False)
     bounds = [leak_bounds(r["m_bin"], r["mu_lower"], int(r["samples"]), alpha, terms.leaks_from) for r in of_request]
-    return {
+    notes = Ledger(run.ledger_path).notes(artifact_binding.MEASURED)
+    audits = sum(any("leakage" in file for file in note["files"]) for note in notes)
+    # What was sampled at the stage's end, if anything, was looked at as well.
+    looks = audits + bool((run.stage_summary(STAGE) or {}).get("metrics", {}).get("leakage_samples"))
+    figures = {
         "of": f"the worst of {counted(len(of_request), 'question')} about the request's "
         f"{counted(len(request.record_ids), 'record')}, {source}",
         "own": True,
@@ -276,14 +280,22 @@ def _run_leakage(
         "lower": max(lower for lower, _ in bounds),
         "samples": min(int(r["samples"]) for r in of_request),
         "confidence": 1 - alpha,
-        "audits": len(
-            [
-                e
-                for e in Ledger(run.ledger_path).notes(artifact_binding.MEASURED)
-                if any("leakage" in f for f in e["files"])
-            ]
-        ),
+        "audits": audits,
     }
+    if source != "the latest audit" or looks <= 1:
+        return figures
+    # Each question by its own number of answers.
+    uppers = [upper_at(u, int(r["samples"]), alpha, looks) for r, (_, u) in zip(of_request, bounds, strict=True)]
+    return _corrected(figures, max(uppers), looks, alpha)
+
+
+def _corrected(figures: Mapping[str, Any], upper: float, audits: int, alpha: float) -> dict[str, Any]:
+    """The same for the last of several audits of a model: its `upper` bound takes no more of alpha than is left.
+
+    The lower one stays: that a model leaks is not said less often because it was measured more often.
+    """
+    more = {"upper": upper, "confidence": 1 - spent(alpha, audits), "audits": audits, "corrected": True}
+    return {**figures, **more}
 
 
 def _other_terms(run: RunDirectory, audit: Mapping[str, Any], config: Config) -> str:
@@ -309,8 +321,12 @@ def _other_terms(run: RunDirectory, audit: Mapping[str, Any], config: Config) ->
 def _client_leakage(audit: Mapping[str, Any], config: Config, audits: int = 1) -> dict[str, Any] | None:
     """What the client sampled last; audits: how often it measured the final model."""
     leakage = _mean_leakage(audit.get("final", {}), config, "the request's records", own=True)
-    more = {"audits": audits} if audits > 1 else {}
-    return None if leakage is None else leakage | more | {"records": int(audit["final"].get("forget_records", 0))}
+    if leakage is None:
+        return None
+    if audits > 1:
+        alpha = config.evaluation.leakage.alpha
+        leakage = _corrected(leakage, upper_at(leakage["upper"], leakage["samples"], alpha, audits), audits, alpha)
+    return leakage | {"records": int(audit["final"].get("forget_records", 0))}
 
 
 def _final_audits(run: RunDirectory, request_id: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.commands import call
 
-from oblivionis.chain import check_chain
+from oblivionis.chain import Chain, check_chain
 from oblivionis.erasure.hidden_requests import demands_of
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.lineage import MADE, knowing, models_in, register, still_known
@@ -174,9 +174,81 @@ def test_a_client_that_took_part_under_another_hash_is_told_by_the_name_of_the_r
     assert "d1" in node.told("ranked")
 
 
-def test_a_model_that_this_node_never_trained_owes_it_nothing(node):
+def test_a_run_is_told_where_the_node_knows_nothing_of_the_model_it_begins_with(node):
     node.hears("foreign", Descent(hashed("f"), (hashed("f"),), ("elsewhere",)))
-    assert node.told("foreign") == node.told("other")
+    assert node.told("foreign") == ["d0", "d1", "d2", "d3", "d4", "d5", "d7", "d8", "d9"], "all but the covered d6"
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """A node that trained for `learned` and `X`, then made a demand, which `A`, of learned's model, has ended."""
+    node = Node(tmp_path / "node")
+    node.trains("learned", hashed("L0"), hashed("L1"), hashed("L2"))
+    node.trains("X", hashed("X0"), hashed("X1"))
+    node.ledger.submit(["r1"], identifier="d1")
+    node.hears("A", LEARNED)
+    node.serves("A", "d1", A.model)
+    return node
+
+
+def test_a_run_that_trained_before_the_demand_is_told_though_another_run_ended_it(ended):
+    assert ended.told("X") == ["d1"]
+    ended.hears("X", None)
+    assert ended.told("X") == ["d1"], "it has said no `descends`"
+    ended.serves("X", "d1", hashed("X2"))
+    assert ended.told("X") == [] == ended.told("other")
+
+
+def test_a_new_run_of_an_old_name_that_trained_after_the_demand_is_not_told(ended):
+    ended.serves("X", "d1", hashed("X2"))
+    ended.trains("X", hashed("X0"))
+    ended.ledger.heard("X", hashed("another ledger"), (), round=1)
+    assert ended.told("X") == []
+
+
+def test_a_model_that_fails_when_it_is_measured_again_has_not_forgotten_for_those_that_came_of_it(ended):
+    ended.hears("C", A)
+    assert ended.told("C") == [] and ended.states("d1")["C"] == "forgotten before"
+    ended.hears("A", None, ended.outcome("verification_failed", "d1", outcome=NOT_VERIFIED))
+    assert ended.told("C") == ["d1"] and ended.states("d1")["C"] == "open"
+
+
+def test_a_model_that_two_runs_made_has_not_forgotten_where_one_of_them_found_so(ended):
+    ended.hears("B", LEARNED)
+    ended.serves("B", "d1", A.model, recited=1.0)
+    ended.hears("C", A)
+    assert ended.told("C") == ["d1"]
+
+
+def test_what_a_run_was_spared_says_nothing_of_another_run_of_its_name(ended):
+    ended.hears("C", A)
+    ended.hears("A", None, ended.outcome("verification_failed", "d1", outcome=NOT_VERIFIED))
+    ended.hears("B", LEARNED)
+    ended.ledger.heard("C", hashed("another ledger"), (), round=1)
+    assert ended.told("C") == ["d1"]
+
+
+def test_a_run_that_began_with_another_model_than_its_server_says_is_told(ended):
+    ended.hears("C", A)
+    assert ended.told("C") == []
+    ended.trains("C", LEARNED.model)
+    assert ended.told("C") == ["d1"]
+    ended.hears("D", A)
+    ended.trains("D", A.model, hashed("D1"))
+    assert ended.told("D") == []
+
+
+def test_a_retired_run_is_closed_for_all_requests_once_and_a_run_that_begins_with_it_is_told(ended):
+    ended.ledger.submit(["r2"], identifier="d2")
+    ended.hears("B", LEARNED)
+    ended.serves("B", "d2", hashed("B1"), recited=1.0)
+    place = ended.ledger.node_dir
+    result = call("model", "retire", "B", "--node-dir", place, "--reason", "x")
+    assert "a run that begins with it all the same is told" in result.out
+    assert ended.states("d1")["B"] == ended.states("d2")["B"] == "retired"
+    assert "is retired already" in call("model", "retire", "B", "--node-dir", place, "--reason", "x").err
+    ended.hears("Z", Descent(hashed("B1"), (hashed("B1"),), ("learned", "B")))
+    assert ended.told("Z") == ["d1", "d2"]
 
 
 def test_the_user_of_a_node_retires_a_model(node):
@@ -376,3 +448,46 @@ def test_an_exported_model_says_what_it_comes_of(tmp_path):
     assert read_lineage(tmp_path) is None
     write_lineage(tmp_path, A)
     assert read_lineage(tmp_path) == A
+
+
+def test_an_export_of_an_earlier_round_still_knows_the_demands(runs, tmp_path):
+    second = Descent(hashed("L2"), (hashed("L1"), hashed("L2")), ("learned",))
+    write_lineage(tmp_path / "exported", second)
+    register(runs.folder, "exported", second, stage="finetune", folder=str(tmp_path / "exported"))
+    assert dict(models_in(runs.folder).of(hashed("L2")).demands) == KNOWN
+
+
+@pytest.mark.parametrize("names", [("A", "Z"), ("Z", "A")])
+def test_of_two_runs_that_made_one_model_the_worse_verdict_counts(tmp_path, names):
+    runs = Runs(tmp_path / "runs")
+    for name, outcome in zip(names, (VERIFIED, NOT_VERIFIED), strict=True):
+        runs.run(name, {"finetune": ("L3",), "unlearn": ("U",)}, begun=LEARNED, requests=[("d", outcome)])
+    assert dict(models_in(runs.folder).of(hashed("U")).demands) == {"d": "not verified"}
+
+
+def test_a_model_comes_of_what_any_run_that_made_it_began_with(tmp_path):
+    runs, other = Runs(tmp_path / "runs"), Descent(hashed("M"), (hashed("M"),), ("m",))
+    for name, begun in (("A", LEARNED), ("B", other)):
+        runs.run(name, {"unlearn": ("U",)}, begun=begun)
+    assert {hashed("L3"), hashed("M")} < set(models_in(runs.folder).of(hashed("U")).descent.models)
+
+
+def test_who_retires_a_model_is_told_its_files_and_not_to_delete_a_run(runs):
+    result = call("model", "retire", runs.folder / "learned", "--reason", "x")
+    files = [
+        f"{name}/checkpoints/finetune/round-{n:04d}.safetensors" for name, n in (("A", 1), ("B", 1), ("learned", 3))
+    ]
+    said = result.out.partition("Delete its files: ")[2].strip().rstrip(".")
+    assert result.code == 0 and sorted(said.split(", ")) == files
+
+
+def test_a_line_of_the_register_without_a_stage_gives_one_line(runs):
+    Chain(runs.folder / "models.jsonl").append([{"event": "made", "model": "x", "models": ["x"], "runs": ["r"]}])
+    result = call("model", "list", runs.folder)
+    assert result.code == 2 and "stage" in result.err and "Traceback" not in result.err
+
+
+def test_runs_that_cannot_be_read_are_named_where_demands_are(runs):
+    assert models_in(runs.folder).unread == ""
+    (runs.folder / "B" / "requests.jsonl").write_text("no ledger\n")
+    assert "cannot be read: B: " in models_in(runs.folder).unread

@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy.stats import beta
 
 from oblivionis.config.schema import Certificate, Requests
 from oblivionis.erasure.verification_rules import Thresholds
@@ -23,6 +25,8 @@ from oblivionis.reports.certificate.checks import (
     of_all,
     overall,
     run_checks,
+    spent,
+    upper_at,
 )
 
 THRESHOLDS = Thresholds.of(Requests())
@@ -378,3 +382,40 @@ def test_a_model_of_which_nothing_is_known():
     found = check_model({"judgement": unknown})
     assert (found.result, found.why) == (INCONCLUSIVE, "not measured")
     assert check_model({"judgement": {**judged(0.0), **unknown}}).result == PASS, "each record has a word of its own"
+
+
+def upper_of(leaked, samples, alpha):
+    """Clopper and Pearson's upper bound."""
+    return np.where(leaked == samples, 1.0, beta.ppf(1 - alpha, leaked + 1, np.maximum(samples - leaked, 1)))
+
+
+def test_measuring_until_it_passes_passes_a_model_above_the_limit_no_more_often_than_is_said():
+    """20 audits of a model just above the limit, with ever more answers, of which one PASS is enough."""
+    alpha, limit, runs = 0.05, 0.05, 4000
+    rng = np.random.default_rng(3)
+    assert spent(alpha, 1) == alpha and sum(spent(alpha, k) for k in range(1, 2000)) < 1.5 * alpha
+    ever, as_before = np.zeros(runs, bool), np.zeros(runs, bool)
+    for audit in range(1, 21):
+        samples = 60 + 40 * audit
+        uppers = upper_of(rng.binomial(samples, 1.02 * limit, runs), samples, alpha)
+        as_before |= uppers <= limit
+        ever |= (
+            np.array([upper_at(u, samples, alpha, audit) for u in np.unique(uppers)])[
+                np.unique(uppers, return_inverse=True)[1]
+            ]
+            <= limit
+        )
+    assert ever.mean() <= 1.5 * alpha < as_before.mean()
+
+
+@pytest.mark.parametrize("samples", [1, 16, 128])
+@pytest.mark.parametrize("audit", [2, 3, 12])
+def test_the_bound_of_a_later_audit_is_exact_for_a_question_and_an_upper_one_for_a_mean(samples, audit):
+    leaked, alpha = np.arange(samples + 1), 0.01
+    known, wanted = upper_of(leaked, samples, alpha), upper_of(leaked, samples, alpha / (audit * (audit + 1)))
+    assert [upper_at(u, samples, alpha, audit) for u in known] == pytest.approx(wanted)
+    assert [upper_at(u, samples, alpha, 1) for u in known] == list(known)
+    rng = np.random.default_rng(samples)
+    for _ in range(50):
+        of = rng.integers(0, samples + 1, rng.integers(2, 9))
+        assert upper_at(known[of].mean(), samples, alpha, audit) >= wanted[of].mean() - 1e-12
