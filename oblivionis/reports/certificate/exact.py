@@ -12,9 +12,10 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import htpy as h
+from msgspec import Meta
 
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
@@ -84,9 +85,34 @@ class _Run(TypedDict):
     config_sha256: str
 
 
+class _Request(TypedDict):
+    id: str
+    client: int
+    record_ids: list[str]
+
+
+class _Final(TypedDict):
+    sha256: str
+
+
+class _Models(TypedDict):
+    final: _Final
+
+
+class _Evidence(TypedDict):
+    events: list[dict[str, Any]]
+    models: _Models
+
+
+class _Part(TypedDict):
+    request: _Request
+    evidence: _Evidence
+
+
 class _Certificate(TypedDict):
     exact: _Exact
     run: _Run
+    requests: Annotated[list[_Part], Meta(min_length=1)]
 
 
 def proof_of(run: RunDirectory, config: Config) -> Proof | None:
@@ -121,7 +147,7 @@ def facts_of(run: RunDirectory, config: Config, proof: Proof, clients: Collectio
         "held_again": sum(row.get("replayed", 0) > 0 for row in rows),
         "rounds_sha256": _hash(rounds_text(proof, clients)),
         "exchange": {"round": int(line["round"]), "after": str(line["after"])},
-        "seeds": {"run": config.seed, "labels": dict(LABELS)},
+        "seeds": seeds_of(config),
         **proof.machine,
         "not_said": list(NOT_SAID),
     }
@@ -133,6 +159,11 @@ def facts_of(run: RunDirectory, config: Config, proof: Proof, clients: Collectio
         for shard, final in enumerate(part_hashes(run.load_checkpoint(STAGE).vector, proof.shards))
     ]
     return {**facts, "shards": shards, "not_said": [*NOT_SAID, *NOT_SAID_OF_SHARDS]}
+
+
+def seeds_of(config: Config) -> dict[str, Any]:
+    """From what the seeds of a run come: its own, and the label of each stage."""
+    return {"run": config.seed, "labels": dict(LABELS)}
 
 
 def _hash(text: str) -> str:
