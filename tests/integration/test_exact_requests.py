@@ -110,7 +110,7 @@ def replayed(folder, key, given):
 def test_a_record_that_was_deleted_after_its_erasure_stands_in_the_way_of_no_other(served_twice):
     run, _, events = served_twice
     served = [(request.id, request.served_round, request.outcome) for request in Ledger(run.ledger_path)]
-    assert served == [("first", 1, ERASED), ("second", 2, ERASED)], events.left_out
+    assert served == [("first", 1, ERASED), ("second", 3, ERASED)], events.left_out
 
 
 def test_replays_go_on_working_once_the_records_are_deleted(twice, key):
@@ -240,7 +240,9 @@ def left(tmp_path_factory):
 
     def at(nodes):
         return {
-            ("finetune", 2): lambda: call("request", "submit", "--node-dir", nodes / "node1", "--all", "--id", "bye")
+            ("finetune", 2): lambda: call(
+                "request", "submit", "--node-dir", nodes / "node1", "--all", "--reason", "x", "--id", "bye"
+            )
         }
 
     return made(tmp_path_factory.mktemp("left"), at)

@@ -84,11 +84,11 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
 
 def gather_exact(run: RunDirectory, config: Config, request: Request) -> dict[str, Any]:
     """The same of a request that an exact erasure served: what the ledger says of it, and nothing that was measured."""
-    checked = check_chain(run.ledger_path)
+    checked, twins = check_chain(run.ledger_path), len(judgement_of(run, request.id).get("twins", {}))
     return {
         "source": "nobody, it rests on the rounds that were held again",
         "signed_by": [],
-        "judgement": {"outcome": request.outcome, "why": request.why},
+        "judgement": {"outcome": request.outcome, "why": request.why, **({"twins": twins} if twins else {})},
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
         "models": _models(run, config, checked.entries, request, None),

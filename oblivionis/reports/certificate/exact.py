@@ -30,6 +30,7 @@ from oblivionis.erasure.exact_proof import (
     rounds_by_shard,
 )
 from oblivionis.erasure.request import Request
+from oblivionis.erasure.verification_rules import of_twins
 from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_lines, read_bytes
 from oblivionis.reports.certificate.checks import INCONCLUSIVE, PASS, Check, check_binding, check_ledger, check_scope
@@ -44,7 +45,8 @@ EXACT = "exact"
 ROUNDS_FILE = "rounds.jsonl"
 NOT_SAID = (
     "It says nothing of what the base model learned before this run.",
-    "It says nothing of copies of the records, or of earlier models, elsewhere.",
+    "It says nothing of copies of the records, or of earlier models, elsewhere, "
+    "nor of the same text among records of other clients.",
     "The same bits come out on the processor and with the versions named here; elsewhere the last bits may differ.",
     "The server saw what clients sent in a round with the records and without them.",
     "Who took part in which round stayed as it was.",
@@ -186,6 +188,9 @@ def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any
     shown = "every earlier round in which its client took part was held again without its records"
     if not own:
         shown = "no earlier round that the model depends on has an update of its client"
+    if held := evidence["judgement"].get("twins", 0):
+        figure["records also held by records that stay"] = held
+        shown = f"{shown}; {of_twins(held)}"
     rounds = Check("rounds", INCONCLUSIVE if why else PASS, figure, why or shown)
     return [
         check_ledger(evidence["ledger"]),
