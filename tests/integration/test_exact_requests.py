@@ -257,11 +257,24 @@ def test_the_folder_of_a_client_that_is_in_no_round_any_more_says_what_it_asked_
 
 def test_without_that_folder_the_request_is_not_testable(left, key, tmp_path):
     run, nodes, _ = left
-    shutil.copytree(run.path, tmp_path / "run")
-    shutil.copytree(nodes, tmp_path / "kept")
-    moved, name = RunDirectory.open(tmp_path / "run"), f"--set=data.nodes={tmp_path / 'kept'}"
-    shutil.rmtree(tmp_path / "kept" / "node1")
-    folder, _ = certificates.create(moved, "bye", key)
-    result = call("certificate", "verify", folder, "--public-key", f"{key}.pub", "--replay", name)
-    assert result.code == 3
-    assert f"request bye of client 1: {NOT_TESTABLE} (whether its client made it only its folder tells" in result.out
+    folder, _ = certificates.create(run, "bye", key)
+    shutil.move(nodes, tmp_path / "kept")
+    code, lines = replayed(folder, key, folders(tmp_path / "kept", [0, 2]))
+    shutil.move(tmp_path / "kept", nodes)
+    text = "whether its client made it only its folder tells: name it with --node-dir"
+    assert (code, lines) == (3, [f"request bye of client 1: {NOT_TESTABLE} ({text})"])
+
+
+def test_the_answer_in_json_and_the_last_line_say_what_came_out(twice, key):
+    run, nodes = twice
+    given = [argument for node in folders(nodes) for argument in ("--node-dir", node)]
+    command = ("certificate", "verify", certificates.create(run, "first", key)[0], "--public-key", f"{key}.pub")
+    result = call(*command, "--replay", "--pieces", 99, *given)
+    assert ", of which 5 pieces of the rounds, all that are stored: " in result.out.splitlines()[-1]
+    result = call(*command, "--replay", "--pieces", 1, *given)
+    assert ", of which 1 piece of the rounds: " in result.out.splitlines()[-1]
+    answer = json.loads(call(*command, "--replay", "--pieces", 1, "--json", *given).out)
+    assert (answer["differs"], answer["untested"]) == (False, False)
+    delete(nodes, 1, "1-3")
+    answer = json.loads(call(*command, "--replay", "--pieces", 1, "--json", *given).out)
+    assert (answer["differs"], answer["untested"]) == (False, True)
