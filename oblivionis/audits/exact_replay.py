@@ -25,12 +25,11 @@ from oblivionis.audits.replay import (
     as_vector,
     check_held,
     check_own,
+    client_folders,
     compared,
     exchange_lines,
     final_model,
-    found_folders,
     hold_records,
-    need_folders,
     newest_line,
     of_run,
     other_records,
@@ -157,24 +156,13 @@ def rounds_again(
         )
     stores = open_stores(config, run.path, STAGE)
     places = [_stored_places(run, stores, claim) for claim in claims]
-    folders = _folders(run, config, node_dirs, took_part, {of.client for of in asked})
+    folders = client_folders(run, config, node_dirs, took_part, also={of.client for of in asked})
     yield from (_compared_request(run, folders.get(of.client), of) for of in asked)
     for claim, of_claim in zip(claims, places, strict=True):
         of = f"shard {claim.shard}: " if config.federation.shards > 1 else ""
         own = {client: folders[client] for past in claim.rounds for client in past.clients}
         found = _Replay(run, config, own, stores[claim.shard], claim, asked).findings(of_claim, pieces)
         yield from (replace(finding, what=of + finding.what) for finding in found)
-
-
-def _folders(
-    run: RunDirectory, config: Config, given: Sequence[Path], took_part: Set[int], asking: Set[int]
-) -> dict[int, Path]:
-    """The folder of each client that took part, and of those that ask where there is one. AuditError for a missing
-    one."""
-    folders = found_folders(run, config, given, took_part | asking)
-    if missing := sorted(took_part - folders.keys()):
-        raise need_folders(missing, len(took_part))
-    return folders
 
 
 def _compared_request(run: RunDirectory, folder: Path | None, asked: Asked) -> Finding:

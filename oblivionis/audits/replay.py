@@ -137,43 +137,31 @@ def final_model(run: RunDirectory) -> np.ndarray | None:
 
 
 def client_folders(
-    run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int]
+    run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int], also: Collection[int] = ()
 ) -> dict[int, Path]:
-    """The folder of each of `clients`. AuditError where one is missing or says that it is another client's."""
-    by_client = found_folders(run, config, given, clients)
-    if missing := sorted(set(clients) - by_client.keys()):
-        raise need_folders(missing, len(clients))
-    return by_client
-
-
-def need_folders(missing: Sequence[int], of: int) -> AuditError:
-    """The mistake that the folders of these clients are `missing`, of so many."""
-    return AuditError(
-        f"the folders of clients {', '.join(map(str, missing))} are needed: name each, or a copy, with --node-dir "
-        f"(the exchange merged the answers of {of} clients)"
-    )
-
-
-def found_folders(
-    run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int]
-) -> dict[int, Path]:
-    """The folder of each of `clients` that is given or lies where a simulated run keeps it. AuditError for a given one
-    that is of none of them."""
+    """The folder of each of `clients`, and of those in `also` that have one here. AuditError where one is missing or
+    says that it is another client's."""
     by_client: dict[int, Path] = {}
+    wanted = {*clients, *also}
     for folder in given:
         if not folder.is_dir():
             raise AuditError(f"--node-dir {folder}: no such folder; expected a client's own folder, or a copy")
         ledger = NodeLedger(folder)
         lines = of_run(run, (*ledger.lines(RUN_LEARNED), *ledger.lines(EXCHANGED)))
-        named = [c for c in clients if any(e.get("client") == c for e in lines)]
+        named = [c for c in wanted if any(e.get("client") == c for e in lines)]
         if len(named) != 1:
-            raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(clients)}")
+            raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(wanted)}")
         by_client[named[0]] = folder
-    for client in clients:
+    for client in wanted:
         places = [run.nodes_path / str(client)]
         places += [simulated_folder(config.data.nodes, client)] if config.data.nodes else []
         if client not in by_client and (place := next((p for p in places if p.is_dir()), None)) is not None:
             by_client[client] = place
+    if missing := sorted(set(clients) - by_client.keys()):
+        raise AuditError(
+            f"the folders of clients {', '.join(map(str, missing))} are needed: name each, or a copy, with --node-dir "
+            f"(the exchange merged the answers of {len(clients)} clients)"
+        )
     return by_client
 
 

@@ -14,6 +14,7 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.verification_rules import ERASED, NOT_TESTABLE
 from oblivionis.files import write_json
+from oblivionis.reports.certificate import evidence, exact_replay
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.runs.directory import RunDirectory
 
@@ -278,3 +279,11 @@ def test_the_answer_in_json_and_the_last_line_say_what_came_out(twice, key):
     delete(nodes, 1, "1-3")
     answer = json.loads(call(*command, "--replay", "--pieces", 1, "--json", *given).out)
     assert (answer["differs"], answer["untested"]) == (False, True)
+
+
+def test_a_later_version_whose_configuration_has_more_keys_is_no_other_configuration(twice, key, monkeypatch):
+    run, nodes = twice
+    folder, _ = certificates.create(run, "first", key)
+    for module in (exact_replay, evidence):
+        monkeypatch.setattr(module, "config_hash", lambda config: "0" * 64)
+    assert replayed(folder, key, folders(nodes)) == (0, [])
