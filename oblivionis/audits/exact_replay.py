@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ from oblivionis.config.schema import Config
 from oblivionis.erasure.exact_machine import machine_here
 from oblivionis.erasure.exact_proof import Machine, exchanges, model_after, newest_exchange
 from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import NodeLedger
-from oblivionis.erasure.node_record_files import records_hash
+from oblivionis.erasure.node_record_files import left_of
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError
 from oblivionis.models.aggregator import aggregator
@@ -58,6 +59,20 @@ from strategies.rounds.update_bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A request whose `record_ids`, all of one client, are said to be in no round."""
+
+    request: str
+    client: int
+    record_ids: Set[str]
+
+    @classmethod
+    def of_run(cls, run: RunDirectory) -> list[Asked]:
+        """The requests that a run served, by its ledger."""
+        return [cls(r.id, r.client, frozenset(r.record_ids)) for r in Ledger(run.ledger_path) if r.served_round]
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What a replay is compared with: by a run's own files, or by a certificate of it.
 
@@ -70,8 +85,6 @@ class Claim:
         several shards where the ledger has no such hash.
     final : str
         The hash of the final model.
-    withheld : mapping of int to set of str
-        By client ids of records that must not be in it, besides those that the run's ledger names.
     shard : int
         Whose rounds and model these are.
     """
@@ -79,7 +92,6 @@ class Claim:
     rounds: Sequence[PastRound]
     exchange: tuple[int, str] | None
     final: str
-    withheld: Mapping[int, Set[str]] = field(default_factory=dict)
     shard: int = 0
 
     @classmethod
@@ -97,7 +109,12 @@ class Claim:
 
 
 def rounds_again(
-    run: RunDirectory, config: Config, node_dirs: Sequence[Path], pieces: int | None, claims: Sequence[Claim]
+    run: RunDirectory,
+    config: Config,
+    node_dirs: Sequence[Path],
+    pieces: int | None,
+    claims: Sequence[Claim],
+    asked: Sequence[Asked],
 ) -> Iterator[Finding]:
     """Hold the rounds again that led to the present model of an exact erasure, without the records of all requests.
 
@@ -113,6 +130,9 @@ def rounds_again(
         How many randomly drawn pieces of each shard, each from one stored round to the next; None: all.
     claims : sequence of Claim
         What is compared, of each shard in question; the clients of others are not needed.
+    asked : sequence of Asked
+        What the rounds must be without, besides what the run's ledger names. The ledger of each client must name its
+        requests, too: of records that a client does not hold nothing can be erased.
 
     Yields
     ------
@@ -136,12 +156,46 @@ def rounds_again(
         )
     stores = open_stores(config, run.path, STAGE)
     places = [_stored_places(run, stores, claim) for claim in claims]
-    folders = client_folders(run, config, node_dirs, took_part)
+    folders = client_folders(run, config, node_dirs, took_part, also={of.client for of in asked})
+    yield from (_compared_request(run, folders.get(of.client), of) for of in asked)
     for claim, of_claim in zip(claims, places, strict=True):
         of = f"shard {claim.shard}: " if config.federation.shards > 1 else ""
         own = {client: folders[client] for past in claim.rounds for client in past.clients}
-        found = _Replay(run, config, own, stores[claim.shard], claim).findings(of_claim, pieces)
+        found = _Replay(run, config, own, stores[claim.shard], claim, asked).findings(of_claim, pieces)
         yield from (replace(finding, what=of + finding.what) for finding in found)
+
+
+def _compared_request(run: RunDirectory, folder: Path | None, asked: Asked) -> Finding:
+    """Whether the run's ledger and that of its client name a request with these records."""
+    what = f"request {asked.request} of client {asked.client}"
+    if folder is None:
+        return Finding(what, NOT_TESTABLE, "whether its client made it only its folder tells: name it with --node-dir")
+    why = _unasked(run, folder, asked)
+    return Finding(what, DIFFERS if why else EQUAL, why)
+
+
+def _unasked(run: RunDirectory, folder: Path, asked: Asked) -> str:
+    """Why a client was not asked for what a request is said to name; empty where it was."""
+    requests = {r.id: r for r in Ledger(run.ledger_path).of_client(asked.client)}
+    own, absent = NodeLedger(folder), f"the ledger of client {asked.client} has no such request"
+    if (request := requests.get(asked.request)) is None:
+        return f"the run's ledger has no such request of client {asked.client}"
+    if faults := own.verify().faults:
+        return f"the ledger of client {asked.client} was altered: {faults[0]}"
+    if request.told:  # the client made it
+        if (made := own.states().requests.get(request.told)) is None:
+            return absent
+        known = wanted = set(made.record_ids)
+    else:
+        if not any(asked.request in e.get("requests", ()) for e in of_run(run, own.exchanges())):
+            return absent
+        buried = NodeFolder(folder).buried()
+        known, wanted = set(buried), {i for i, of in buried.items() if of == asked.request}
+        wanted = wanted if request.scope != message_keys.SCOPE_CLIENT else set()
+    if strange := asked.record_ids - known:
+        return f"by its client's folder it does not name {min(strange)!r} ({len(strange)} of {len(asked.record_ids)})"
+    left = wanted.difference(asked.record_ids, *(r.record_ids for r in requests.values() if r.id != asked.request))
+    return f"by its client's folder it names {min(left)!r}, too ({len(left)} more)" if left else ""
 
 
 def _stored_places(run: RunDirectory, stores: Sequence[UpdateStore], claim: Claim) -> list[int]:
@@ -160,8 +214,15 @@ class _Replay:
     """The rounds of a claim, held again in the folders of their clients."""
 
     def __init__(
-        self, run: RunDirectory, config: Config, folders: Mapping[int, Path], store: UpdateStore, claim: Claim
+        self,
+        run: RunDirectory,
+        config: Config,
+        folders: Mapping[int, Path],
+        store: UpdateStore,
+        claim: Claim,
+        asked: Sequence[Asked],
     ) -> None:
+        self._asked = asked
         self._run, self._config, self._folders, self._store, self._claim = run, config, folders, store, claim
         self._worker = Worker(config)
         self._carries_on = config.strategy.server_state_from_finetune == "keep"
@@ -187,7 +248,8 @@ class _Replay:
         """Whether a client's ledger is whole, its records those that it trained on last, and this machine like its own.
         NotTestable for other records."""
         hold_records(self._worker, client, folder)
-        lines = [e for e in of_run(self._run, NodeLedger(folder).exchanges()) if e.get("kind") == message_keys.TRAIN]
+        lines = of_run(self._run, NodeLedger(folder).exchanges())
+        lines = [e for e in lines if e.get("kind") == message_keys.TRAIN and not e.get("exclude")]
         state = WorkState.at(folder, newest_line(lines, client, "a training of this run"))
         yield from check_held(self._run, self._worker, client, folder, state)
         if isinstance(machine := state.line.get("machine"), Mapping):
@@ -298,12 +360,12 @@ class _Replay:
             lines = [e for e in lines if e.get("hash") == entry]
             if not lines:
                 raise _Differs(f"the ledger of client {client} has no line {entry[:12]}… about {where}")
-        requests = Ledger(self._run.ledger_path).of_client(client)
-        served = {i for r in requests if r.served_round for i in r.record_ids} | self._claim.withheld.get(client, set())
+        asked = (*Asked.of_run(self._run), *self._asked)
+        served = {i for of in asked if of.client == client for i in of.record_ids}
         state = WorkState.at(folder, newest_line(lines, client, f"the training of round {past.round}"), served)
-        if other := other_records(worker, client, folder, state.line):
+        if other := other_records(worker, client, folder, state):
             raise NotTestable(f"client {client}, {where}: {other}")
-        left = records_hash([r for r in worker.holding(client).identified() if r[0] not in state.withheld])
+        left = left_of(worker.holding(client).identified(), state.withheld)
         if state.line.get("trained", left) != left:
             raise _Differs(
                 f"client {client} trained on other records in {where} than the requests leave it, by its own ledger"

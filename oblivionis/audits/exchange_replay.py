@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 
 from oblivionis import seeds
 from oblivionis.audits.audited_model import AuditError
-from oblivionis.audits.exact_replay import Claim, rounds_again
+from oblivionis.audits.exact_replay import Asked, Claim, rounds_again
 from oblivionis.audits.replay import (
     DIFFERS,
     EQUAL,
@@ -135,7 +135,7 @@ def _exchange_again(
     yield from seal_findings(run)
     served_round, before_hash, after_hash = _applied(run, request_id, server_round)
     if method_traits.replays(config.unlearning.method):
-        yield from rounds_again(run, config, node_dirs, pieces, Claim.of_run(run, config))
+        yield from rounds_again(run, config, node_dirs, pieces, Claim.of_run(run, config), Asked.of_run(run))
         return
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None
@@ -498,7 +498,7 @@ def _numbers(
             continue
         served = newest_line([e for e in sent if request.id in e.get("requests", ())], request.client, what)
         state = WorkState.at(folder, entered[-1] if entered else served)
-        if other := other_records(worker, request.client, folder, state.line):
+        if other := other_records(worker, request.client, folder, state):
             yield Finding(what, NOT_TESTABLE, other)
             continue
         forget = _forget_ids(worker, request.client, [request], state)

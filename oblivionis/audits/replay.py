@@ -17,7 +17,7 @@ from oblivionis.config.identity import text_hash
 from oblivionis.config.schema import Config
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import BESIDE, EXCHANGED, RECORDS, RUN_LEARNED, NodeLedger
-from oblivionis.erasure.node_record_files import FACTS_FILE, other_files_hash, read_node, records_hash
+from oblivionis.erasure.node_record_files import FACTS_FILE, left_of, other_files_hash, read_node, records_hash
 from oblivionis.erasure.verification_rules import NOT_TESTABLE
 from oblivionis.errors import RunError
 from oblivionis.naming import REFERENCES_TABLE, simulated_folder
@@ -137,20 +137,22 @@ def final_model(run: RunDirectory) -> np.ndarray | None:
 
 
 def client_folders(
-    run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int]
+    run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int], also: Collection[int] = ()
 ) -> dict[int, Path]:
-    """The folder of each of `clients`. AuditError where one is missing or says that it is another client's."""
+    """The folder of each of `clients`, and of those in `also` that have one here. AuditError where one is missing or
+    says that it is another client's."""
     by_client: dict[int, Path] = {}
+    wanted = {*clients, *also}
     for folder in given:
         if not folder.is_dir():
             raise AuditError(f"--node-dir {folder}: no such folder; expected a client's own folder, or a copy")
         ledger = NodeLedger(folder)
         lines = of_run(run, (*ledger.lines(RUN_LEARNED), *ledger.lines(EXCHANGED)))
-        named = [c for c in clients if any(e.get("client") == c for e in lines)]
+        named = [c for c in wanted if any(e.get("client") == c for e in lines)]
         if len(named) != 1:
-            raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(clients)}")
+            raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(wanted)}")
         by_client[named[0]] = folder
-    for client in clients:
+    for client in wanted:
         places = [run.nodes_path / str(client)]
         places += [simulated_folder(config.data.nodes, client)] if config.data.nodes else []
         if client not in by_client and (place := next((p for p in places if p.is_dir()), None)) is not None:
@@ -209,22 +211,27 @@ def check_held(run: RunDirectory, worker: Worker, client: int, folder: Path, sta
     else:
         yield compared(what, hash_of_config(run), str(recorded))
     what = f"records of client {client}"
-    if other := other_records(worker, client, folder, state.line):
+    if other := other_records(worker, client, folder, state):
         raise NotTestable(other, what)
     yield Finding(what, EQUAL)
 
 
-def other_records(worker: Worker, client: int, folder: Path, line: Mapping[str, Any]) -> str:
+def other_records(worker: Worker, client: int, folder: Path, state: WorkState) -> str:
     """Why what `worker` and the folder hold is not what the client did the work of a line of its ledger with; empty
-    where it is. Lines of earlier versions bind no more than the records."""
-    here = {RECORDS: records_hash(worker.holding(client).identified()), BESIDE: other_files_hash(folder)}
+    where it is, and where only records are gone that it withheld. Lines of earlier versions bind no more than the
+    records."""
+    held, line = worker.holding(client).identified(), state.line
+    here = {RECORDS: records_hash(held), BESIDE: other_files_hash(folder)}
     if RECORDS not in line:
         return "its ledger does not say with which records it worked"
-    for name, what in ((RECORDS, "records"), (BESIDE, f"{REFERENCES_TABLE} and {FACTS_FILE}")):
-        if (then := str(line.get(name, here[name]))) != here[name]:
+    if line.get("trained") == left_of(held, state.withheld):
+        del here[RECORDS]
+    for name, found in here.items():
+        what = "records" if name == RECORDS else f"{REFERENCES_TABLE} and {FACTS_FILE}"
+        if (then := str(line.get(name, found))) != found:
             return (
                 f"its ledger says that it worked with {what} of the hash {then[:12]}…, and those here have "
-                f"{here[name][:12]}…: some were added, removed or reworded since, or it worked with others"
+                f"{found[:12]}…: some were added, removed or reworded since, or it worked with others"
             )
     return ""
 

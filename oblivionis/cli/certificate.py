@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from oblivionis.cli.as_json import AsJson, answering
-from oblivionis.cli.replay_audits import NodeDirs, Overrides, Pieces, end_with, finding_lines
+from oblivionis.cli.replay_audits import NodeDirs, Overrides, Pieces, as_answer, end_with, finding_lines
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import counted
@@ -117,7 +118,9 @@ def verify(
 
             findings = exact_replay.replay(file, certificate, run, node_dir or (), set_ or (), pieces)
         if as_json:
-            answer({"key": fingerprint, "certificate": certificate} | ({"findings": findings} if replay else {}))
+            answer(
+                {"key": fingerprint, "certificate": certificate} | (as_answer(findings) if findings is not None else {})
+            )
         else:
             _say(_summary(certificate))
             _say(f"signed by {public_key} (SHA-256 of the key: {fingerprint})")
@@ -144,7 +147,9 @@ def keygen(
 def _replayed(findings: Sequence[Finding], pieces: int | None) -> list[str]:
     """What a replay found, line by line, and in short."""
     counts = Counter(finding.outcome for finding in findings)
-    part = "" if pieces is None else f", of which {counted(pieces, 'piece')} of the rounds"
+    drawn = sum(re.match(r"(shard \d+: )?(from )?round \d+ of ", finding.what) is not None for finding in findings)
+    part = "" if pieces is None else f", of which {counted(drawn, 'piece')} of the rounds"
+    part += ", all that are stored" if pieces is not None and drawn < pieces else ""
     short = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     return [*finding_lines(findings), f"replayed: {counted(len(findings), 'comparison')}{part}: {short}"]
 

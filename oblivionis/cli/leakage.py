@@ -15,13 +15,14 @@ from typer.core import TyperCommand
 from oblivionis.cli.arguments import Out, Stage, Target
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.cli.progress_display import following
-from oblivionis.config.compose import settings_of
+from oblivionis.config.compose import from_yaml, settings_of
 from oblivionis.config.configuration_layers import parse_overrides
 from oblivionis.config.problems import ConfigError
 from oblivionis.config.schema import LeakageAudit
 from oblivionis.config.values import keys_of, known_below
 from oblivionis.errors import OblivionisError
 from oblivionis.files import read_json
+from oblivionis.runs.progress import LineEvents
 
 if TYPE_CHECKING:
     from evaluation.leakage.functions import Asked, LeakageFunction
@@ -136,10 +137,8 @@ def _by_clients(
 
     OblivionisError for a run of other machines, and for what clients do not take from an audit.
     """
-    from oblivionis.config.compose import from_yaml
     from oblivionis.erasure.ledger import Ledger
     from oblivionis.reports.client_tables import audit_table
-    from oblivionis.runs.progress import LineEvents
     from oblivionis.server.measuring_again import check_again, measure_again
     from oblivionis.server.simulation import simulate
 

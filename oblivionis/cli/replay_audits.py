@@ -90,16 +90,21 @@ def audit_training(
 def _tell(run: Path, findings: list[Finding], answer: Answer | None) -> None:
     from oblivionis.audits.replay import machine_remarks
 
-    differs, untested = _outcomes(findings)
-    remarks = machine_remarks(run) if differs else []
+    remarks = machine_remarks(run) if _outcomes(findings)[0] else []
     if answer is not None:
-        answer({"findings": findings, "differs": differs, "untested": untested, "machine": remarks})
+        answer({**as_answer(findings), "machine": remarks})
     else:
         lines = finding_lines(findings)
         if remarks:
             lines.append(f"this machine may compute other last bits than the run's: {'; '.join(remarks)}")
         Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-    audit_exit_codes.end(differs=differs, untested=untested)
+    end_with(findings)
+
+
+def as_answer(findings: Sequence[Finding]) -> dict[str, object]:
+    """What a replay found, as JSON values."""
+    differs, untested = _outcomes(findings)
+    return {"findings": findings, "differs": differs, "untested": untested}
 
 
 def _outcomes(findings: Sequence[Finding]) -> tuple[bool, bool]:

@@ -21,7 +21,7 @@ from oblivionis.data.records import Record
 from oblivionis.data.twins import content_key
 from oblivionis.erasure.hidden_requests import sealed_counts, seals
 from oblivionis.erasure.node_ledger import BESIDE, RECORDS, NodeLedger
-from oblivionis.erasure.node_record_files import other_files_hash, read_node, read_references, records_hash
+from oblivionis.erasure.node_record_files import left_of, other_files_hash, read_node, read_references, records_hash
 from oblivionis.erasure.standing_demands import hold_back
 from oblivionis.erasure.unlearn_messages import accept
 from oblivionis.errors import ClientError
@@ -75,7 +75,8 @@ class Exchange:
     def past_round(self) -> Mapping[str, Any]:
         """The line of the client's own ledger about the round that is held again, as the server's history has it.
 
-        ClientError where there is none, or the client held other records then: those were not trained on.
+        ClientError where there is none, or the client held other records then: those were not trained on. Records that
+        it withheld then already may be gone.
         """
         message = self.message
         what = f"round {message.round} of {message.stage}"
@@ -93,14 +94,21 @@ class Exchange:
                 f"client {self.client} is to hold {what} again, and its ledger does not say that it took part in it in "
                 "this run"
             )
-        if any(lines[-1].get(name) != here for name, here in self.basis().items()):
+        line, here = lines[-1], self.basis()
+        withheld = self._withheld_at(line)
+        if (withheld - self.withheld()).issubset(self.held) and line.get("trained") == self.proven_records(withheld):
+            del here[RECORDS]  # the records that are left are those of that round
+        if any(line.get(name) != found for name, found in here.items()):
             raise ClientError(f"client {self.client} holds other records than in {what}")
-        return lines[-1]
+        return line
 
     def changed_since(self, line: Mapping[str, Any]) -> set[str]:
         """Ids of the held records that are withheld now and were not at a line of the client's ledger, or were then."""
-        excluded = [i for i, _ in self.node.tombstone_lines()[: line["tombstones"]]]
-        return (self.withheld() ^ {*line["asked"], *excluded}).intersection(self.held)
+        return (self.withheld() ^ self._withheld_at(line)).intersection(self.held)
+
+    def _withheld_at(self, line: Mapping[str, Any]) -> set[str]:
+        """What `withheld` gave at a line of the client's ledger."""
+        return {*line["asked"], *(i for i, _ in self.node.tombstone_lines()[: line["tombstones"]])}
 
     def check_as_then(self, line: Mapping[str, Any], vector: np.ndarray) -> None:
         """ClientError where the same model and records gave another `vector` at a line of the client's ledger."""
@@ -122,7 +130,7 @@ class Exchange:
         held again, so that nothing is to be proven by it."""
         if not method_traits.replays(self.config.unlearning.method):
             return ""
-        return records_hash([r for r in self.worker.holding(self.client).identified() if r[0] not in excluded])
+        return left_of(self.worker.holding(self.client).identified(), excluded)
 
     @property
     def hides_requests(self) -> bool:

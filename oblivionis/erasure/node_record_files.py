@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -130,6 +130,11 @@ def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) ->
     for record in records:
         digest.update(json.dumps(record, separators=(",", ":")).encode())
     return digest.hexdigest()
+
+
+def left_of(records: Iterable[tuple[str, Sequence[int], Sequence[int]]], withheld: Collection[str]) -> str:
+    """`records_hash` of what is left of a client's records without those `withheld`."""
+    return records_hash(record for record in records if record[0] not in withheld)
 
 
 def other_files_hash(folder: Path) -> str:

@@ -42,6 +42,7 @@ from oblivionis.naming import subject_key
 from strategies.message_keys import AUDIT, BURY, TRAIN, UNLEARN
 
 _WAITING = "in a cover exchange; the server has not said yet whether it counts"
+_BY_WORD = "by the word of its server alone: this node has no record left to train on"
 _NO_RECORDS = hashlib.sha256().hexdigest()
 """What `oblivionis.erasure.node_record_files.records_hash` makes of no record."""
 R = TypeVar("R", Request, NodeRequest)
@@ -278,6 +279,8 @@ class NodeStates(RequestStates[NodeRequest]):
             self.results[request.id][run] = str(found["state"])
             return request  # it is about the model of an earlier run, which was measured again
         changes: Mapping[str, Any] = event.node_changes(request, self._measured.get((run, request.id), {}))
+        if isinstance(event, Verified) and event.outcome == ERASED and self._left.get(run) == _NO_RECORDS:
+            changes = {**changes, "note": _BY_WORD}
         changed = replace(request, **{"run": run or request.run, **changes})
         if "state" in changes:
             self.results.setdefault(request.id, {})[changed.run] = changed.state

@@ -43,7 +43,8 @@ OUTCOMES: Final = (*DONE, NOT_VERIFIED, OVER_UNLEARNED, NOT_TESTABLE, INCONCLUSI
 
 MEANING: Final[Mapping[str, str]] = {
     VERIFIED: "its exchange ended the recitation of its records, and nothing brought it back",
-    ERASED: "the rounds that its records had gone into were held again without them, so that the model never had them",
+    ERASED: "the rounds that its records had gone into were held again without them, so that the model never had "
+    "that client's records",
     NOT_VERIFIED: "the final model still knows them",
     OVER_UNLEARNED: "the final model avoids their answers, which it would not had it never seen them: who compares "
     "the two can tell that they were there",

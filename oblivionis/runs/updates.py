@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from flwr.app import Array, ArrayRecord
+from msgspec import Meta
 
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config import method_traits
@@ -218,13 +219,16 @@ class _Past(TypedDict):
     clients: list[int]
 
 
+_ByClient = dict[Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\Z", description="a client's number")], str]
+
+
 class Row(_Past, total=False):
     """A line of a lineage's file."""
 
-    hashes: dict[str, str]
+    hashes: _ByClient
     replayed: int
     model: str
-    entries: dict[str, str]
+    entries: _ByClient
 
 
 class _Recorded(TypedDict):
@@ -257,7 +261,7 @@ def row_of(past: PastRound) -> dict[str, Any]:
 
 
 def past_of(row: Mapping[str, Any], *, stored: bool) -> PastRound:
-    """The round that a line of a lineage's file is about; ValueError for a client that is no number."""
+    """The round that a line of a lineage's file is about."""
     return PastRound(
         *(row["stage"], row["round"], tuple(row["clients"])),
         stored=stored,

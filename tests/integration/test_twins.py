@@ -15,7 +15,14 @@ from oblivionis.data.datasets import fictitious
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_records import judgement_of
-from oblivionis.erasure.verification_rules import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED, Thresholds
+from oblivionis.erasure.verification_rules import (
+    INCONCLUSIVE,
+    MEANING,
+    NOT_TESTABLE,
+    NOT_VERIFIED,
+    Thresholds,
+    of_twins,
+)
 from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.reports.certificate import signing as certificates
@@ -218,3 +225,14 @@ def test_a_node_looks_for_twins_among_its_own_records_and_tells_their_number(tmp
     looked = [f"data.nodes={nodes}", "federation.clients=3", "unlearning.requests.policy=nodes", "--json"]
     described = json.loads(call("data", "describe", "data=node", *looked).out)
     assert [(node["forget"], node["twins"]) for node in described] == [(1, 1), (0, 0), (0, 0)]
+
+
+def test_a_certificate_of_an_exact_erasure_says_that_records_that_stay_hold_the_same(data, tmp_path):
+    run, _, _ = start(tmp_path, data, "exact", "unlearning=exact", "strategy=fedavg", "stages=[finetune,unlearn]")
+    (request,) = [r for r in Ledger(run.ledger_path) if "q00" in " ".join(r.record_ids)]
+    folder, certificate = certificates.create(RunDirectory.open(run.path), request.id, None)
+    (check,) = [c for c in certificate["requests"][0]["checks"] if c["name"] == "rounds"]
+    held = check["figure"]["records also held by records that stay"]
+    assert held >= 1 and check["why"].endswith(of_twins(held))
+    assert of_twins(held) in (folder / certificates.PAGE_FILE).read_text(encoding="utf-8")
+    assert any("same text among records of other clients" in line for line in certificate["exact"]["not_said"])

@@ -281,4 +281,4 @@ def test_an_import_inside_a_function_spares_a_command_a_slow_library() -> None:
         packages = {module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1)}
         if not (names & (OPTIONAL | PARTS) or graph.slow(names) - graph.slow({module, *packages})):
             needless.append(f"{module}:{line}: {', '.join(sorted(names))}")
-    assert needless == []
+    assert not needless, "\n".join(needless)

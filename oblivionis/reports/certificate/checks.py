@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
@@ -209,7 +211,6 @@ def upper_at(m_bin: float, samples: int, alpha: float, audit: int) -> float:
     Exact for one question, whose bound tells how many answers leak. Of a mean over questions it is an upper one: over
     the number of answers that leak the one bound is a concave function of the other (Jensen's inequality).
     """
-    import numpy as np
     from scipy.special import betaincinv
 
     leaked = np.arange(samples)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from oblivionis.chain import HASH, Checked, check_chain
+from oblivionis.config import method_traits
+from oblivionis.config.identity import text_hash
 from oblivionis.config.schema import Config
 from oblivionis.erasure.hidden_requests import Opened, SealError
 from oblivionis.erasure.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger
@@ -33,6 +35,8 @@ from oblivionis.runs.ledger_run_events import run_name as name_by_ledger
 from oblivionis.runs.ledger_run_events import served_again
 
 STAGE = "unlearn"
+ENVIRONMENT_FILE = "environment.json"
+"""In the run: the versions of the packages that made it. Left out where the ledger of the run does not bind it."""
 EVENT_FIELDS = (
     *("event", "round", "time", "rouge", "limit", "outcome", "why", "before", "after", "told", "num-examples"),
     *("unlearn-steps", HASH),
@@ -80,11 +84,11 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
 
 def gather_exact(run: RunDirectory, config: Config, request: Request) -> dict[str, Any]:
     """The same of a request that an exact erasure served: what the ledger says of it, and nothing that was measured."""
-    checked = check_chain(run.ledger_path)
+    checked, twins = check_chain(run.ledger_path), len(judgement_of(run, request.id).get("twins", {}))
     return {
         "source": "nobody, it rests on the rounds that were held again",
         "signed_by": [],
-        "judgement": {"outcome": request.outcome, "why": request.why},
+        "judgement": {"outcome": request.outcome, "why": request.why, **({"twins": twins} if twins else {})},
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
         "models": _models(run, config, checked.entries, request, None),
@@ -461,6 +465,34 @@ def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> d
         "after": entry.get("after"),
         **{name: entry[name] for name in ("parts_before", "parts_after") if name in entry},
         "final": {"round": summary.get("rounds"), "sha256": vector_hash(run.load_checkpoint(STAGE).vector)},
+    }
+
+
+def run_facts(run: RunDirectory, config: Config, files: Collection[str]) -> dict[str, Any]:
+    """What a certificate says of its run; `files`: those that its ledger names."""
+    return {
+        "name": run_name(run),
+        "seed": config.seed,
+        "aggregator": config.strategy.name,
+        "method": method_traits.label(config.unlearning.method),
+        "clients": config.federation.clients,
+        "config_sha256": text_hash(run.read_config()),
+        "oblivionis": program_of(run),
+        "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
+    }
+
+
+def request_facts(request: Request, state: str) -> dict[str, Any]:
+    """What a certificate says of a request in that state."""
+    return {
+        "id": request.id,
+        "client": request.client,
+        "scope": request.scope,
+        "records": len(request.record_ids),
+        "record_ids": list(request.record_ids),
+        "round": request.round,
+        "served_round": request.served_round,
+        "state": state,
     }
 
 

@@ -12,9 +12,10 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import htpy as h
+from msgspec import Meta
 
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
@@ -29,6 +30,7 @@ from oblivionis.erasure.exact_proof import (
     rounds_by_shard,
 )
 from oblivionis.erasure.request import Request
+from oblivionis.erasure.verification_rules import of_twins
 from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_lines, read_bytes
 from oblivionis.reports.certificate.checks import INCONCLUSIVE, PASS, Check, check_binding, check_ledger, check_scope
@@ -43,7 +45,8 @@ EXACT = "exact"
 ROUNDS_FILE = "rounds.jsonl"
 NOT_SAID = (
     "It says nothing of what the base model learned before this run.",
-    "It says nothing of copies of the records, or of earlier models, elsewhere.",
+    "It says nothing of copies of the records, or of earlier models, elsewhere, "
+    "nor of the same text among records of other clients.",
     "The same bits come out on the processor and with the versions named here; elsewhere the last bits may differ.",
     "The server saw what clients sent in a round with the records and without them.",
     "Who took part in which round stayed as it was.",
@@ -84,9 +87,34 @@ class _Run(TypedDict):
     config_sha256: str
 
 
+class _Request(TypedDict):
+    id: str
+    client: int
+    record_ids: list[str]
+
+
+class _Final(TypedDict):
+    sha256: str
+
+
+class _Models(TypedDict):
+    final: _Final
+
+
+class _Evidence(TypedDict):
+    events: list[dict[str, Any]]
+    models: _Models
+
+
+class _Part(TypedDict):
+    request: _Request
+    evidence: _Evidence
+
+
 class _Certificate(TypedDict):
     exact: _Exact
     run: _Run
+    requests: Annotated[list[_Part], Meta(min_length=1)]
 
 
 def proof_of(run: RunDirectory, config: Config) -> Proof | None:
@@ -121,7 +149,7 @@ def facts_of(run: RunDirectory, config: Config, proof: Proof, clients: Collectio
         "held_again": sum(row.get("replayed", 0) > 0 for row in rows),
         "rounds_sha256": _hash(rounds_text(proof, clients)),
         "exchange": {"round": int(line["round"]), "after": str(line["after"])},
-        "seeds": {"run": config.seed, "labels": dict(LABELS)},
+        "seeds": seeds_of(config),
         **proof.machine,
         "not_said": list(NOT_SAID),
     }
@@ -133,6 +161,11 @@ def facts_of(run: RunDirectory, config: Config, proof: Proof, clients: Collectio
         for shard, final in enumerate(part_hashes(run.load_checkpoint(STAGE).vector, proof.shards))
     ]
     return {**facts, "shards": shards, "not_said": [*NOT_SAID, *NOT_SAID_OF_SHARDS]}
+
+
+def seeds_of(config: Config) -> dict[str, Any]:
+    """From what the seeds of a run come: its own, and the label of each stage."""
+    return {"run": config.seed, "labels": dict(LABELS)}
 
 
 def _hash(text: str) -> str:
@@ -155,6 +188,9 @@ def exact_checks(run: RunDirectory, request: Request, evidence: Mapping[str, Any
     shown = "every earlier round in which its client took part was held again without its records"
     if not own:
         shown = "no earlier round that the model depends on has an update of its client"
+    if held := evidence["judgement"].get("twins", 0):
+        figure["records also held by records that stay"] = held
+        shown = f"{shown}; {of_twins(held)}"
     rounds = Check("rounds", INCONCLUSIVE if why else PASS, figure, why or shown)
     return [
         check_ledger(evidence["ledger"]),

@@ -6,21 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oblivionis.audits.exact_replay import Claim, compared_machines, rounds_again
+from oblivionis.audits.exact_replay import Asked, Claim, compared_machines, rounds_again
 from oblivionis.audits.replay import (
+    DIFFERS,
     EQUAL,
     Finding,
     NotTestable,
     collected,
     compared,
     final_model,
+    hash_of_config,
     opened_run,
     seal_findings,
 )
-from oblivionis.config.identity import text_hash
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
 from oblivionis.erasure.exact_machine import machine_here
-from oblivionis.reports.certificate.exact import EXACT, ROUNDS_FILE, read_rounds
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.reports.certificate.evidence import gather_exact, request_facts, run_facts
+from oblivionis.reports.certificate.exact import EXACT, ROUNDS_FILE, read_rounds, seeds_of
 from oblivionis.reports.certificate.scope import CertificateError
+from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, part_hashes, vector_hash
 from strategies.protocols.update_history import PastRound
 
@@ -81,17 +87,18 @@ def _again(
 ) -> Iterator[Finding]:
     """The findings of `replay`."""
     run, config = opened_run(place, overrides)
+    own = configuration.from_yaml(run.read_config(), run.config_place)
     said = certificate["exact"]
     yield from compared_machines(said, machine_here(config))
-    own = text_hash(run.read_config())
-    same = compared("configuration, by the certificate", own, certificate["run"]["config_sha256"])
+    told = certificate["run"]["config_sha256"]
+    same = compared("configuration, by the certificate", hash_of_config(run), told)
     yield same
     if same.outcome != EQUAL:
         return
     yield from seal_findings(run)
-    withheld: dict[int, set[str]] = {}
-    for part in certificate["requests"]:
-        withheld.setdefault(part["request"]["client"], set()).update(part["request"]["record_ids"])
+    yield from _by_the_run(run, own, certificate)
+    requests = [part["request"] for part in certificate["requests"]]
+    asked = [Asked(r["id"], r["client"], frozenset(r["record_ids"])) for r in requests]
     number, whole = said["exchange"]["round"], certificate["requests"][0]["evidence"]["models"]["final"]["sha256"]
     models = {0: (said["exchange"]["after"], whole)}
     if config.federation.shards > 1:
@@ -99,8 +106,34 @@ def _again(
         yield from _compared_parts(run, [models.get(k, ("", ""))[1] for k in range(config.federation.shards)], whole)
     if strange := rounds.keys() - models.keys():
         raise CertificateError(f"{ROUNDS_FILE} names shard {min(strange)}, of which the certificate has no model")
-    claims = [Claim(of, (number, models[k][0]), models[k][1], withheld, k) for k, of in sorted(rounds.items())]
-    yield from rounds_again(run, config, node_dirs, pieces, claims)
+    claims = [Claim(of, (number, models[k][0]), models[k][1], k) for k, of in sorted(rounds.items())]
+    yield from rounds_again(run, config, node_dirs, pieces, claims, asked)
+
+
+def _by_the_run(run: RunDirectory, config: Config, certificate: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether what the certificate says of the run, and of each request, is what the run's own files say."""
+    facts = run_facts(run, config, artifact_binding.check(run, with_models=False).files or {})
+    facts["config_sha256"] = certificate["run"]["config_sha256"]  # a comparison of its own
+    yield _same("seeds", certificate["exact"].get("seeds"), seeds_of(config))
+    yield _same("what the certificate says of the run", certificate["run"], facts)
+    known = {request.id: request for request in Ledger(run.ledger_path)}
+    for part in certificate["requests"]:
+        name, evidence = part["request"]["id"], part["evidence"]
+        if (request := known.get(name)) is None:
+            yield Finding(f"request {name}, by the run's ledger", DIFFERS, "it has no such request")
+            continue
+        own = gather_exact(run, config, request)
+        events = [event for event in own["events"] if event in evidence["events"]]
+        here = {**request_facts(request, request.outcome), "events": events, "models": own["models"]}
+        said = {**part["request"], "events": evidence["events"], "models": evidence["models"]}
+        yield _same(f"request {name}, by the run's ledger", said, here)
+
+
+def _same(what: str, said: object, here: Mapping[str, Any]) -> Finding:
+    """Whether a certificate says what is found here, key by key."""
+    claimed = said if isinstance(said, Mapping) else {}
+    other = [name for name in sorted({*claimed, *here}) if claimed.get(name) != here.get(name)]
+    return Finding(what, DIFFERS if other else EQUAL, f"other {', '.join(other)}" if other else "")
 
 
 def _compared_parts(run: RunDirectory, parts: Sequence[str], whole: str) -> Iterator[Finding]:

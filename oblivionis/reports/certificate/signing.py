@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
-from oblivionis.config import method_traits
-from oblivionis.config.identity import text_hash
 from oblivionis.config.schema import Config
 from oblivionis.erasure.exact_proof import Proof, read_proof
 from oblivionis.erasure.hidden_requests import Opened
@@ -34,7 +32,15 @@ from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
-from oblivionis.reports.certificate.evidence import STAGE, gather, gather_exact, gather_opened, program_of, run_name
+from oblivionis.reports.certificate.evidence import (
+    STAGE,
+    gather,
+    gather_exact,
+    gather_opened,
+    request_facts,
+    run_facts,
+    run_name,
+)
 from oblivionis.reports.certificate.exact import (
     EXACT,
     ROUNDS_FILE,
@@ -53,9 +59,6 @@ from oblivionis.version import __version__
 
 FORMAT, VERSION = "oblivionis erasure certificate", 2
 SIGNATURE, PUBLIC_KEY = "signature", "public_key"
-ENVIRONMENT_FILE = "environment.json"
-"""In the run: the versions of the packages that made it. Left out where the ledger of the run does not bind it.
-"""
 
 UNSIGNED = "is not signed: anybody may have written it"
 
@@ -121,16 +124,7 @@ def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
         ),
         "records": [_record(named, parts) for named in scope.records],
         "requests": parts,
-        "run": {
-            "name": name,
-            "seed": config.seed,
-            "aggregator": config.strategy.name,
-            "method": method_traits.label(config.unlearning.method),
-            "clients": config.federation.clients,
-            "config_sha256": text_hash(run.read_config()),
-            "oblivionis": program_of(run),
-            "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
-        },
+        "run": run_facts(run, config, files),
         **({} if opened else not_covered(run, scope, vector_hash(run.load_checkpoint(STAGE).vector))),
         "files": dict(files),
         "replay": _replay(name, config) if proof is None else how_to_replay(),
@@ -189,16 +183,7 @@ def _part(
     return {
         "result": overall(checks),
         "checks": [asdict(check) for check in checks],
-        "request": {
-            "id": request.id,
-            "client": request.client,
-            "scope": request.scope,
-            "records": len(request.record_ids),
-            "record_ids": list(request.record_ids),
-            "round": request.round,
-            "served_round": request.served_round,
-            "state": request.outcome if opened is None else evidence["judgement"]["outcome"],
-        },
+        "request": request_facts(request, request.outcome if opened is None else evidence["judgement"]["outcome"]),
         "evidence": evidence,
     }
 

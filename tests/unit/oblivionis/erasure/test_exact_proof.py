@@ -1,9 +1,13 @@
 """What the rounds of a run show of a request that was erased exactly."""
 
+import json
+
 import pytest
 
-from oblivionis.erasure.exact_proof import Proof
+from oblivionis.erasure.exact_proof import FILE, Proof, read_proof
 from oblivionis.erasure.request import SERVED, Request
+from oblivionis.errors import FileError
+from oblivionis.runs.directory import RunDirectory
 from strategies.protocols.update_history import PastRound
 
 AFTER = "a" * 64
@@ -87,3 +91,12 @@ def test_the_shards_next_round_is_compared_with_its_part_also_where_it_is_a_late
 def test_a_ledger_without_hashes_of_the_shards_parts_shows_nothing():
     why = of_shards((HELD,), (), parts=())
     assert why == "the ledger has no hashes of the model before and after its exchange"
+
+
+@pytest.mark.parametrize("client", ["one", "-1", "", "9" * 5000])
+def test_a_client_that_is_no_number_is_a_damaged_file(tmp_path, client):
+    run = RunDirectory.create(tmp_path, "run")
+    row = {"stage": "finetune", "round": 1, "clients": [1], "hashes": {client: "h"}}
+    (run.path / FILE).write_text(json.dumps({"machine": MACHINE, "rounds": [row]}))
+    with pytest.raises(FileError, match=rf"{FILE}: .*rounds\[0\]\.hashes"):
+        read_proof(run)

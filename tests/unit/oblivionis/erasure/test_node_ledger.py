@@ -479,7 +479,11 @@ def test_a_node_believes_an_exact_erasure_once_it_held_all_its_earlier_rounds_ag
 def test_a_node_without_a_record_left_has_no_round_to_hold_again(asked):
     trained(asked, 1)
     did(asked, "x", kind="query.bury", trained=NOTHING)
-    assert told(asked, outcome("served", "a"), erased())[0] == "erased exactly"
+    state = told(asked, outcome("served", "a"), erased())
+    assert (state[0], state[2]) == (
+        "erased exactly",
+        "by the word of its server alone: this node has no record left to train on",
+    )
 
 
 def test_a_run_whose_rounds_cannot_be_held_again_erases_nothing_exactly(asked):
