@@ -133,13 +133,15 @@ def audit_request(
     if first.vector.shape != last.vector.shape or last.vector.size != worker.flat.size:
         raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
     thresholds = Thresholds.of(worker.config.unlearning.requests)
-    count = _count(folder, opened, last, worker.config.evaluation.leakage.samples if samples is None else samples)
+    count = number_of_audit(
+        folder, opened, last, worker.config.evaluation.leakage.samples if samples is None else samples
+    )
     numbers: dict[str, dict[str, float]] = {}
     after = right_after(folder, opened, request_id)
     moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
     for moment, model in moments.items():
         numbers[moment] = _measure(worker, folder, opened, model.vector, thresholds, samples)
-        _keep_numbers(folder, opened, moment, numbers[moment], model, count)
+        keep_numbers(folder, opened, moment, numbers[moment], model, count)
     ruined = thresholds.displaced(last.vector, first.vector)
     judged = judge_numbers(thresholds, numbers, len(opened.demand.record_ids), ruined=ruined)
     assert judged is not None
@@ -151,8 +153,11 @@ def audit_request(
     return judged, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
 
 
-def _count(folder: Path, opened: Opened, last: Checkpoint, samples: int) -> int:
-    """How many audits of the final model the next one makes, by the node's ledger. SelfAuditError for fewer samples."""
+def number_of_audit(folder: Path, opened: Opened, last: Checkpoint, samples: int) -> int:
+    """How many audits of the final model there are with the next one, by the node's ledger.
+
+    SelfAuditError for fewer samples than an earlier one drew.
+    """
     name, model = opened.demand.request_id, vector_hash(last.vector)
     of = {"id": name, "run": opened.run, "model": model}
     made = [e for e in NodeLedger(folder).entries() if of.items() <= e.items() and e["event"] in _VERDICTS]
@@ -174,7 +179,7 @@ def _measure(
     return check_numbers(numbers, len(records), thresholds)
 
 
-def _keep_numbers(
+def keep_numbers(
     folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint, count: int
 ) -> None:
     """Write the numbers of a `moment`, signed, into the request's audit, in the form that a run keeps audits in; with

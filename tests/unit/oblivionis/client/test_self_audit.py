@@ -7,8 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from oblivionis.client import self_audit
-from oblivionis.client.self_audit import FOLDER, LATEST, Kept, keep_model, right_after
+from oblivionis.client.self_audit import (
+    FOLDER,
+    LATEST,
+    Kept,
+    SelfAuditError,
+    keep_model,
+    keep_numbers,
+    number_of_audit,
+    right_after,
+)
 from oblivionis.erasure.hidden_requests import enter_outcomes, join, open_commitment
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.query_schema import SessionOutcome
@@ -24,15 +32,15 @@ def test_audits_of_a_sealed_request_are_counted_and_fewer_samples_refused(tmp_pa
     opened = SimpleNamespace(run="run", client=0, round=1, demand=SimpleNamespace(request_id="x"))
     ledger = NodeLedger(tmp_path)
     ledger.submit(["r"], identifier="x")
-    assert self_audit._count(tmp_path, opened, last, 8) == 1
+    assert number_of_audit(tmp_path, opened, last, 8) == 1
     for of in (model, "0" * 64):
         ledger.note("verification_failed", "x", run="run", round=2, model=of, outcome="not verified", why="", limit=0.5)
-    count = self_audit._count(tmp_path, opened, last, 64)
+    count = number_of_audit(tmp_path, opened, last, 64)
     assert count == 2, "that of another model is another one's"
-    self_audit._keep_numbers(tmp_path, opened, "final", {"leakage_samples": 64.0}, last, count)
+    keep_numbers(tmp_path, opened, "final", {"leakage_samples": 64.0}, last, count)
     assert read_audit(tmp_path, "x")["audits"] == 2
-    with pytest.raises(self_audit.SelfAuditError, match="64 were drawn before"):
-        self_audit._count(tmp_path, opened, last, 8)
+    with pytest.raises(SelfAuditError, match="64 were drawn before"):
+        number_of_audit(tmp_path, opened, last, 8)
 
 
 def kept(folder):
