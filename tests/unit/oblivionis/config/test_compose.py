@@ -593,6 +593,14 @@ def test_records_of_a_jsonl_file_are_counted(tmp_path: Path) -> None:
     assert only("data=jsonl", f"data.path={file}").message == "30 clients cannot share 29 records"
 
 
+def test_a_value_that_was_read_is_nobody_elses() -> None:
+    for _ in range(2):
+        layer, _ = parse_overrides(["stages=[finetune]"])
+        (stages, _) = layer.values["stages"]
+        assert stages == ["finetune"]
+        stages.append("changed")
+
+
 def test_a_check_between_keys_waits_until_its_keys_are_right() -> None:
     found = {problem.path for problem in problems_of("default", ["data.authors=x", "federation.clients=99999"])}
     assert found == {"data.authors"}
