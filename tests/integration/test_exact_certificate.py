@@ -347,6 +347,16 @@ def test_another_model_of_any_shard_than_the_certificates_is_found(in_shards, ow
     assert all(line.startswith(f"shard {number}: ") for line in lines)
 
 
+@pytest.mark.parametrize("fixture", ["certified", "in_shards"])
+def test_a_list_without_the_rounds_of_the_shard_that_asks_is_no_proof(fixture, request):
+    """Signed again, with the hash of an empty list."""
+    _, folder, certificate, key, *_ = request.getfixturevalue(fixture)
+    (folder / ROUNDS_FILE).write_text("")
+    signed_again(folder, merged(certificate, {"exact": {"rounds_sha256": sha256(""), "rounds": []}}), key)
+    code, lines = replayed(folder, key)
+    assert (code, ["not testable" in line for line in lines]) == (3, [True])
+
+
 def test_a_record_that_stayed_in_a_shard_is_found(tmp_path, monkeypatch, original):
     finetune = Worker.finetune
 

@@ -17,8 +17,9 @@ from support.processes import IN_ONE_PROCESS, until
 from support.simulations import Command
 
 from oblivionis.chain import check_chain
-from oblivionis.erasure.ledger import VERIFIED, Ledger
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import SERVED
+from oblivionis.erasure.verification_rules import VERIFIED
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 

@@ -60,7 +60,9 @@ def values(folder, **labels):
     frame = read(folder)
     for axis, label in labels.items():
         frame = frame[frame[axis] == label]
-    frame = frame[~frame["metric"].isin([results.SECONDS, "bytes_sent", "bytes_received"])]
+    times = [results.SECONDS, "serving_seconds", "serving_seconds_worst"]
+    volumes = ["bytes_sent", "bytes_received", "serving_bytes", "serving_bytes_worst"]
+    frame = frame[~frame["metric"].isin([*times, *volumes])]
     return frame.drop(columns="run").reset_index(drop=True)
 
 

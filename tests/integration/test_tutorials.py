@@ -15,6 +15,7 @@ def test_from_a_demand_to_a_certificate(tmp_path, monkeypatch):
     assert "verified" in said[3].split("report:")[-1], "the hospital's own list"
     assert said[4].count("unbroken") == 2
     assert "PASS: wrenn, 2 records of client 1" in said[5]
-    assert "1 of 1 deletion request erased exactly" in " ".join(said[6].split())
-    *_, replayed = said[7].splitlines()
+    assert "may still know wrenn: finetuned model of learned" in said[6]
+    assert "1 of 1 deletion request erased exactly" in " ".join(said[7].split())
+    *_, replayed = said[8].splitlines()
     assert (replayed.startswith("replayed: "), "differs" in replayed) == (True, False)

@@ -22,6 +22,7 @@ from oblivionis.audits.replay import (
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.erasure.exact_machine import machine_here
+from oblivionis.erasure.exact_proof import read_proof
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.reports.certificate.evidence import gather_exact, request_facts, run_facts
 from oblivionis.reports.certificate.exact import EXACT, ROUNDS_FILE, read_rounds, seeds_of
@@ -100,13 +101,17 @@ def _again(
     requests = [part["request"] for part in certificate["requests"]]
     asked = [Asked(r["id"], r["client"], frozenset(r["record_ids"])) for r in requests]
     number, whole = said["exchange"]["round"], certificate["requests"][0]["evidence"]["models"]["final"]["sha256"]
-    models = {0: (said["exchange"]["after"], whole)}
-    if config.federation.shards > 1:
-        models = {of["shard"]: (of["after"], of["final"]) for of in said.get("shards", ())}
-        yield from _compared_parts(run, [models.get(k, ("", ""))[1] for k in range(config.federation.shards)], whole)
-    if strange := rounds.keys() - models.keys():
-        raise CertificateError(f"{ROUNDS_FILE} names shard {min(strange)}, of which the certificate has no model")
-    claims = [Claim(of, (number, models[k][0]), models[k][1], k) for k, of in sorted(rounds.items())]
+    asking, models = {0}, [(said["exchange"]["after"], whole)]
+    if (count := config.federation.shards) > 1:
+        if (proof := read_proof(run)) is None:
+            raise NotTestable(f"{run.path} has no exact.json, which says to which shard each client belongs")
+        asking = {proof.shard_of(of.client) for of in asked}
+        named = {of["shard"]: (of["after"], of["final"]) for of in said.get("shards", ())}
+        models = [named.get(shard, ("", "")) for shard in range(count)]
+        yield from _compared_parts(run, [final for _, final in models], whole)
+    if rounds.keys() - asking:
+        raise CertificateError(f"{ROUNDS_FILE} names rounds of shard {min(rounds.keys() - asking)}, which nobody asked")
+    claims = [Claim(rounds.get(k, ()), (number, models[k][0]), models[k][1], k) for k in sorted(asking)]
     yield from rounds_again(run, config, node_dirs, pieces, claims, asked)
 
 

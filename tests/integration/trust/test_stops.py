@@ -10,8 +10,9 @@ from support.inprocess import InProcessGrid
 from oblivionis.chain import check_chain
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.erasure.ledger import VERIFIED, Ledger
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import SERVED
+from oblivionis.erasure.verification_rules import VERIFIED
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
 

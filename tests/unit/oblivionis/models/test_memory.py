@@ -74,29 +74,6 @@ def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
     assert found.parameters == sum(p.numel() for p in (frozen if mode == "lora" else parameters))
 
 
-SHARDS = 3
-IN_SHARDS = ("federation.shards=3", "federation.clients=6", "model.lora.rank=4")
-
-
-@pytest.mark.parametrize("merge", ["mean", "stack", "ensemble"])
-def test_what_the_server_holds_of_shards_is_counted(merge: str) -> None:
-    """The served model by its loaded weights; the numbers that it is loaded from, and the global models, by hand."""
-    of_shards = (*IN_SHARDS, "evaluation.token_budget=4096", f"federation.shard_merge={merge}")
-    one, found = need(*of_shards[1:-1]), need(*of_shards)
-    assert found.trainable == one.trainable and found.client == one.client
-    config = configuration.compose("smoke", list(of_shards))
-    served = sum(p.numel() for p in assemble_served(config).model.parameters() if p.requires_grad)
-    assert served == {"mean": 1, "stack": SHARDS, "ensemble": 1}[merge] * one.trainable
-    before, after = dict(one.server.parts), dict(found.server.parts)
-    assert after["trained weights and gradient"] == 8 * served
-    more_models, held = 4 * (SHARDS - 1), {"mean": 1, "stack": SHARDS, "ensemble": SHARDS}[merge]
-    states, measuring = "global models and replies", 2
-    assert "second process that measures" in after
-    assert after[states] - before[states] == 4 * one.trainable * (more_models + measuring * held)
-    beside = after["evaluation"] - before["evaluation"]
-    assert beside > 0 if merge == "ensemble" else beside == 0, "answering takes most without the members' logits"
-
-
 @pytest.mark.usefixtures("no_passes")
 @pytest.mark.parametrize(
     "kind",
@@ -468,3 +445,26 @@ def test_a_folder_that_is_no_model_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
     with pytest.raises(ModelError, match="cannot read the model's shape"):
         need(f"model.source={tmp_path}", "model.name=x")
+
+
+SHARDS = 3
+IN_SHARDS = ("federation.shards=3", "federation.clients=6", "model.lora.rank=4")
+
+
+@pytest.mark.parametrize("merge", ["mean", "stack", "ensemble"])
+def test_what_the_server_holds_of_shards_is_counted(merge: str) -> None:
+    """The served model by its loaded weights; the numbers that it is loaded from, and the global models, by hand."""
+    of_shards = (*IN_SHARDS, "evaluation.token_budget=4096", f"federation.shard_merge={merge}")
+    one, found = need(*of_shards[1:-1]), need(*of_shards)
+    assert found.trainable == one.trainable and found.client == one.client
+    config = configuration.compose("smoke", list(of_shards))
+    served = sum(p.numel() for p in assemble_served(config).model.parameters() if p.requires_grad)
+    assert served == {"mean": 1, "stack": SHARDS, "ensemble": 1}[merge] * one.trainable
+    before, after = dict(one.server.parts), dict(found.server.parts)
+    assert after["trained weights and gradient"] == 8 * served
+    more_models, held = 4 * (SHARDS - 1), {"mean": 1, "stack": SHARDS, "ensemble": SHARDS}[merge]
+    states, measuring = "global models and replies", 2
+    assert "second process that measures" in after
+    assert after[states] - before[states] == 4 * one.trainable * (more_models + measuring * held)
+    beside = after["evaluation"] - before["evaluation"]
+    assert beside > 0 if merge == "ensemble" else beside == 0, "answering takes most without the members' logits"
