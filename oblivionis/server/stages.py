@@ -13,6 +13,7 @@ from oblivionis.data.twins import left_out
 from oblivionis.erasure import lineage
 from oblivionis.erasure.ledger import Schedule
 from oblivionis.erasure.retained_twins import note_twins, scheduled_in_words
+from oblivionis.errors import RunError
 from oblivionis.measures.muse import prompts
 from oblivionis.measures.ruler import paired_models
 from oblivionis.measures.ruler.oracles import find_oracles
@@ -20,7 +21,8 @@ from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.runs import artifact_binding
-from oblivionis.runs.ancestry import begun_with, descents, note_descent, of_base
+from oblivionis.runs.ancestry import LINEAGE_FILE, Descent, begun_with, descents, note_descent, of_base, read_lineage
+from oblivionis.runs.directory import vector_hash
 from oblivionis.runs.duration_forecast import plan
 from oblivionis.runs.failed_evaluators import warn
 from oblivionis.runs.reuse import import_stages
@@ -63,7 +65,7 @@ def _run_stages(server: Server) -> None:
     artifact_binding.start(run)
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
-    note_descent(run, of_base(config))
+    note_descent(run, _of_base(server))
     server.open_account()
     if server.shards is not None:
         events.note(shards_in_words(server.shards, config))
@@ -92,7 +94,7 @@ def _run_stages(server: Server) -> None:
 def _check_start(server: Server) -> None:
     """Refuse to begin with a model that is retired, and tell once which demands it still knows the records of."""
     config, key, folder = server.config, "model", server.run.path.parent
-    begun = of_base(config)
+    begun = _of_base(server)
     if config.start_from:
         source = artifact_binding.opened(Path(config.start_from).expanduser(), with_models=False)
         key, folder, begun = "start_from", source.path.parent, descents(source).get("finetune")
@@ -111,6 +113,27 @@ def _check_start(server: Server) -> None:
     served_here = [name for request in scheduled for name in (request.id, request.group)]
     if found is not None and (line := lineage.open_line(found, remedy, served_here)):
         (server.events.note if told else server.events.warning)(f"{key}: {line}")
+
+
+def _of_base(server: Server) -> Descent | None:
+    """What the model comes of that the run begins with, where others made that: an adapter by its own weights.
+
+    RunError for an adapter whose `lineage.json` is of other weights.
+    """
+    config = server.config
+    descent = of_base(config)
+    if config.model.adapter is None or config.model.mode != "lora":
+        return descent
+    adapter, here = Path(config.model.adapter).expanduser(), vector_hash(server.assembled.flat.numpy())
+    if (said := read_lineage(adapter)) is None:
+        known = lineage.models_in(server.run.path.parent).of(here)
+        return descent if known is None else known.descent.and_of(descent)
+    if said.model != here:
+        raise RunError(
+            f"model.adapter: {adapter / LINEAGE_FILE} is of another model ({said.model[:12]}) than the weights beside "
+            f"it ({here[:12]}): export the adapter again, or take the file away"
+        )
+    return descent
 
 
 def _register(server: Server) -> None:

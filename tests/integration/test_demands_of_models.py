@@ -1,5 +1,6 @@
 """Whole runs over nodes with folders of their own: demands follow the model, and a served one is measured again."""
 
+import shutil
 import threading
 from functools import partial
 
@@ -21,6 +22,7 @@ from oblivionis.errors import NotMeasured, RunError
 from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.reports.certificate.signing import build, create, generate_key, verify
 from oblivionis.runs import artifact_binding
+from oblivionis.runs.ancestry import LINEAGE_FILE, Descent, begun_with, read_lineage, write_lineage
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.server import measuring_again
 from oblivionis.server.app import serve
@@ -228,3 +230,16 @@ def test_nothing_is_made_of_a_retired_model(home):
     result = call("export", home.a.path, "--stage", "finetune", "--out", home.folder / "more")
     assert result.code == 2 and "is retired" in result.err
     assert "not_covered" not in build(home.a, "art17")
+
+
+def test_an_adapter_is_known_by_its_weights(home):
+    """Not by the file beside them: another one's is refused, and without one the folder's models are looked up."""
+    exported, copied = home.folder / "exported", home.folder / "copied"
+    shutil.copytree(exported, copied)
+    (copied / LINEAGE_FILE).unlink()
+    run, _ = home.run("E", f"model.adapter={copied}", "stages=[finetune]")
+    begun, said = begun_with(run), read_lineage(exported)
+    assert begun.model == said.model and set(begun.models) >= set(said.models)
+    write_lineage(copied, Descent(home.start, (home.start,), ("learned",)))
+    with pytest.raises(RunError, match=f"is of another model .{home.start[:12]}"):
+        home.run("F", f"model.adapter={copied}")
