@@ -222,7 +222,9 @@ class _Replay:
         claim: Claim,
         asked: Sequence[Asked],
     ) -> None:
-        self._asked = asked
+        self._served: dict[int, set[str]] = {}
+        for of in (*Asked.of_run(run), *asked):
+            self._served.setdefault(of.client, set()).update(of.record_ids)
         self._run, self._config, self._folders, self._store, self._claim = run, config, folders, store, claim
         self._worker = Worker(config)
         self._carries_on = config.strategy.server_state_from_finetune == "keep"
@@ -275,10 +277,8 @@ class _Replay:
     def _compared_piece(self, what: str, rounds: Sequence[PastRound], following: PastRound | None) -> Iterator[Finding]:
         """The finding of a piece, and of the model after the newest exchange where it is on the way."""
         first, worker = rounds[0], self._worker
-        stored, inner = (
-            self._store.read(first),
-            aggregator(self._config, averaging(self._config.model, worker.flat.manifest)),
-        )
+        stored = self._store.read(first)
+        inner = aggregator(self._config, averaging(self._config.model, worker.flat.manifest))
         inner.load_state_dict(stored.state)
         model, stage, bounds = stored.sent, first.stage, self._bounds()
         for past in rounds if following is None else rounds[:-1]:
@@ -360,8 +360,7 @@ class _Replay:
             lines = [e for e in lines if e.get("hash") == entry]
             if not lines:
                 raise _Differs(f"the ledger of client {client} has no line {entry[:12]}… about {where}")
-        asked = (*Asked.of_run(self._run), *self._asked)
-        served = {i for of in asked if of.client == client for i in of.record_ids}
+        served = self._served.get(client, set())
         state = WorkState.at(folder, newest_line(lines, client, f"the training of round {past.round}"), served)
         if other := other_records(worker, client, folder, state):
             raise NotTestable(f"client {client}, {where}: {other}")

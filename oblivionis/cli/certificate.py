@@ -186,6 +186,6 @@ def _summary(certificate: dict) -> str:
             mark = "" if check["required"] else " (not required)"
             lines.append(f"  {check['name']}{mark}: {check['result']}, {check['why']}")
     if others := certificate.get("not_covered", []):
-        which = "; ".join(f"{m['what']} (in {', '.join(m['where'])})" for m in others)
+        which = "; ".join(m["what"] for m in others)
         lines.append(f"not covered, may still know the records: {which}")
     return "\n".join(lines)

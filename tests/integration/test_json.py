@@ -23,7 +23,7 @@ from oblivionis.server import simulation
 WITHOUT_FIGURES = {
     *("bench keep", "bench node", "certificate keygen", "config check", "config list", "config show"),
     *("deploy hub", "deploy init", "deploy renew", "export", "model build", "model fetch", "model info"),
-    *("request open", "request repair", "request submit", "request withdraw", "view"),
+    *("model retire", "request open", "request repair", "request submit", "request withdraw", "view"),
 }
 """Commands that make or list something, or print a document of their own (`config show`, `request open`)."""
 SMALL = [

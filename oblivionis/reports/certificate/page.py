@@ -81,12 +81,11 @@ def _not_covered(models: Sequence[Mapping[str, Any]]) -> list[h.Node]:
     if not models:
         return []
     rows: list[list[h.Node]] = [
-        [m["what"], ", ".join(m["where"]), ", ".join(f"{r}: {s}" for r, s in m["requests"].items()), _code(m["model"])]
-        for m in models
+        [m["what"], ", ".join(f"{r}: {s}" for r, s in m["requests"].items()), _code(m["model"])] for m in models
     ]
-    heads = ["model", "lies in", "request, and what came of it there", "SHA-256"]
+    heads = ["model", "request, and what came of it there", "SHA-256"]
     about = "This certificate is about the final model of its run. These others may still know the records:"
-    return [h.h2["Models that are not covered"], h.p[about], html_table(heads, [""] * 4, rows, "Models not covered")]
+    return [h.h2["Models that are not covered"], h.p[about], html_table(heads, [""] * 3, rows, "Models not covered")]
 
 
 def _who(part: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from oblivionis.chain import check_chain
@@ -68,18 +67,10 @@ def not_covered(run: RunDirectory, scope: Scope, covered: str) -> dict[str, Any]
     """What a certificate says of other models that may still know records of its demand, by those that lie beside the
     run or came of it; nothing without any. covered: the hash of the model that it is about."""
     known, damaged = lineage.still_known(run, scope.requests, covered)
-    models = [
-        {
-            "model": model.model,
-            "what": model.what,
-            "where": [Path(place).name for place in model.places] or [lineage.NOT_FOUND],
-            "requests": states,
-        }
-        for model, states in known
-    ]
+    models = [{"model": model.model, "what": model.what, "requests": states} for model, states in known]
     for line in damaged:
         name = line.partition(":")[0]
-        models.append({"model": "", "what": f"run {name}, which cannot be read", "where": [name], "requests": {}})
+        models.append({"model": "", "what": f"run {name}, which cannot be read", "requests": {}})
     return {"not_covered": models} if models else {}
 
 

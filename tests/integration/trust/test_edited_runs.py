@@ -154,7 +154,17 @@ def builds(run, tmp_path):
 BUILD_ON_NO_RUN = {
     *("bench collect", "bench compare", "bench keep", "bench node", "bench run", "bench table"),
     *("certificate keygen", "certificate verify", "config check", "config list", "config show", "data describe"),
-    *("deploy hub", "deploy init", "deploy renew", "model build", "model fetch", "model info", "wikimem build"),
+    *(
+        "deploy hub",
+        "deploy init",
+        "deploy renew",
+        "model build",
+        "model fetch",
+        "model info",
+        "model list",
+        "model retire",
+    ),
+    *("wikimem build",),
     *("request audit", "request from-audit", "request list", "request open", "request repair", "request submit"),
     *("request verify", "request withdraw", "runs list", "runs show", "view"),
 }
