@@ -2,9 +2,11 @@
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+from support.reports import make_run
 
 from clients import losses
 from oblivionis.config import compose as configuration
@@ -180,6 +182,32 @@ def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path, monkeypatch):
     ]
     page.write_text("# Own\n" + " ".join(f"[l]({link})" for link in links), encoding="utf-8")
     assert broken_links(page) == ["there.md#no-heading-x", "gone.md", "#none"]
+
+
+def too_long(page):
+    """README may have 110 lines, a page 120; reference and results are looked up, not read."""
+    most = 110 if page == ROOT / "README.md" else 120
+    return len(page.read_text(encoding="utf-8").splitlines()) > most
+
+
+READ = [ROOT / "README.md", *(p for p in PAGES if {"start", "guides", "concepts"} & set(p.relative_to(ROOT).parts))]
+
+
+@pytest.mark.parametrize("page", READ, ids=relative)
+def test_a_page_can_be_read_in_five_minutes(page):
+    assert not too_long(page)
+
+
+def test_the_picture_of_readme_is_drawn_from_a_run(tmp_path):
+    """That in `docs/images` shows the same."""
+    run, _ = make_run(tmp_path)
+    draw = runpy.run_path(str(ROOT / "docs" / "images" / "forget_curve.py"))["draw"]
+    draw(str(run.path), str(tmp_path / "curve.svg"))
+    for picture in (tmp_path / "curve.svg", ROOT / "docs" / "images" / "forget_curve.svg"):
+        text = picture.read_text(encoding="utf-8")
+        assert [
+            word for word in ("retrained model", "forget", "retain", "Prob", "round") if f">{word}</text>" not in text
+        ] == []
 
 
 def test_every_document_can_be_reached_from_the_index():
