@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).resolve().parents[1]
 BESIDE = {
     DOCS.parent / name: f"project/{name}"
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE")
 }
 """Files of the repository that become files of the site."""
 SECTIONS = ("Start", "Guides", "Concepts", "Reference", "Results", "Project")

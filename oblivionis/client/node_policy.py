@@ -26,7 +26,7 @@ POLICY_FILE = "node.toml"
 MOST_RANK = 4096
 """No adapter has a larger rank: a limit that is none."""
 _HEAD = """\
-# What this client does for a server, whatever the server says: docs/guides/deployment.md#what-a-node-allows
+# What this client does for a server, whatever the server says: docs/reference/node-policy.md
 # Each line below is a default, and counts once its "# " is taken away. The file is read anew for every message.
 """
 

@@ -1,4 +1,4 @@
-"""docs/guides/deployment.md does what it says: each of its commands runs, in order, on loopback."""
+"""The guides to deployment do what they say: each of their commands runs, in order, on loopback."""
 
 import json
 import os
@@ -21,10 +21,13 @@ from oblivionis.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
 
-GUIDE = (PROJECT / "docs" / "guides" / "deployment.md").read_text(encoding="utf-8")
+GUIDES = "".join(
+    (PROJECT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
+    for page in ("deployment", "across-machines", "flower")
+)
 COMMANDS = [
     (heading, line)
-    for heading, section in re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##|\Z)", GUIDE, re.DOTALL | re.MULTILINE)
+    for heading, section in re.findall(r"^#+ ([^\n]+)\n(.*?)(?=^#|\Z)", GUIDES, re.DOTALL | re.MULTILINE)
     for block in re.findall(r"^```sh\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     for line in block.splitlines()
 ]
@@ -34,7 +37,7 @@ START_S, COMMAND_S = 120, 900
 
 
 class Reader:
-    """Somebody who types the guide's commands; services go on in the background."""
+    """Somebody who types the guides' commands; services go on in the background."""
 
     def __init__(self, home):
         self.home, self.lab, self.exports = home, home / "lab", []
@@ -190,6 +193,6 @@ def test_nobody_else_can_read_what_a_run_leaves(reader):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_every_command_of_the_guide_was_run(reader):
+def test_every_command_of_the_guides_was_run(reader):
     assert len(COMMANDS) == 31
     assert (reader.home / "fleet/node2/start-supernode.sh").read_text().count("flower.example.org:9443") == 1

@@ -1,4 +1,4 @@
-"""The examples of docs/guides/library.md, each run as it stands, and what they claim."""
+"""The examples of the guides to the library, each run as it stands, and what they claim."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from oblivionis.server import simulation
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "guides" / "examples" / "library"
-GUIDE = (ROOT / "docs" / "guides" / "library.md").read_text(encoding="utf-8")
+GUIDES = "".join(
+    (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8") for page in ("library", "fedtu", "leakage")
+)
 
 
-def test_the_guide_shows_the_files() -> None:
+def test_the_guides_show_the_files() -> None:
     shown = re.findall(
-        r"^\[(\w+\.py)\]\(examples/library/\1\):\n\n```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL
+        r"^\[(\w+\.py)\]\(examples/library/\1\):\n\n```python\n(.*?)^```", GUIDES, re.MULTILINE | re.DOTALL
     )
     assert dict(shown) == {file.name: file.read_text(encoding="utf-8") for file in EXAMPLES.glob("*.py")}
     assert len(shown) == 4
@@ -52,7 +54,7 @@ def test_fedtu_around_flowers_fedadam(tmp_path: Path) -> None:
     assert distances[6] < 0.2 and distances[12] < 0.05
     told = (distances[5], distances[6], distances[12])
     assert "{:.2f} before the request of round 6, {:.2f} after it, {:.2f} at the end".format(*told) in " ".join(
-        GUIDE.split()
+        GUIDES.split()
     )
 
 

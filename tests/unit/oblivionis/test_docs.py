@@ -2,9 +2,12 @@
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+from support.commands import call
+from support.reports import make_run
 
 from clients import losses
 from oblivionis.config import compose as configuration
@@ -97,6 +100,16 @@ def test_the_example_records_load(tmp_path):
     assert {name: len(records) for name, records in corpus.evaluation.items()} == {"forget": 2, "retain": 4}
 
 
+def test_the_page_on_data_shows_what_its_command_prints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.jsonl").write_text(block("jsonl"), encoding="utf-8")
+    command = re.search(r"^oblivionis (data describe data=records .*?)  +#", DATA, re.MULTILINE).group(1)
+    shown = re.search(r"```\n(3 clients, .*?)```", DATA, re.DOTALL).group(1)
+    result = call(*command.split())
+    assert result.code == 0 and shown in result.out
+
+
 def test_the_example_schedule_fits_the_example_records(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -180,6 +193,47 @@ def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path, monkeypatch):
     ]
     page.write_text("# Own\n" + " ".join(f"[l]({link})" for link in links), encoding="utf-8")
     assert broken_links(page) == ["there.md#no-heading-x", "gone.md", "#none"]
+
+
+def too_long(page):
+    """README may have 110 lines, a page 120; reference and results are looked up, not read."""
+    most = 110 if page == ROOT / "README.md" else 120
+    return len(page.read_text(encoding="utf-8").splitlines()) > most
+
+
+READ = [ROOT / "README.md", *(p for p in PAGES if {"start", "guides", "concepts"} & set(p.relative_to(ROOT).parts))]
+
+
+@pytest.mark.parametrize("page", READ, ids=relative)
+def test_a_page_can_be_read_in_five_minutes(page):
+    assert not too_long(page)
+
+
+def test_the_outcome_of_the_default_has_the_figures_of_the_results():
+    shown = [
+        [
+            line.split()
+            for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+            if re.search(r"(  \d\.\d{3})+$", line)
+        ]
+        for page in ("README.md", "docs/start/first-run.md")
+    ]
+    assert len(shown[0]) == 5 and shown[0] == shown[1]
+    results = (ROOT / "docs" / "results" / "unlearning.md").read_text(encoding="utf-8")
+    finetuned, unlearned, retrained = next(row[-3:] for row in shown[0] if "Prob" in row)
+    assert re.search(rf"^\| forget Prob \| {finetuned} \| {unlearned} \|.*\| {retrained} \|$", results, re.MULTILINE)
+
+
+def test_the_picture_of_readme_is_drawn_from_a_run(tmp_path):
+    """That in `docs/images` shows the same."""
+    run, _ = make_run(tmp_path)
+    draw = runpy.run_path(str(ROOT / "docs" / "images" / "forget_curve.py"))["draw"]
+    draw(str(run.path), str(tmp_path / "curve.svg"))
+    for picture in (tmp_path / "curve.svg", ROOT / "docs" / "images" / "forget_curve.svg"):
+        text = picture.read_text(encoding="utf-8")
+        assert [
+            word for word in ("retrained model", "forget", "retain", "Prob", "round") if f">{word}</text>" not in text
+        ] == []
 
 
 def test_every_document_can_be_reached_from_the_index():

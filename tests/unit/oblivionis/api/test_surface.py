@@ -117,7 +117,7 @@ def test_links_out_of_the_documents_lead_to_pages_of_the_site(site: Path) -> Non
     index = (site / "index.html").read_text(encoding="utf-8")
     assert 'href="project/CONTRIBUTING.html"' in index and (site / "project" / "CONTRIBUTING.html").is_file()
     readme = (site / "project" / "index.html").read_text(encoding="utf-8")
-    assert 'href="../start/data.html"' in readme and 'src="../images/outcome.svg"' in readme
+    assert 'href="../start/data.html"' in readme and 'src="../images/forget_curve.svg"' in readme
 
 
 @pytest.mark.parametrize(

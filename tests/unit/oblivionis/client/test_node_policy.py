@@ -9,7 +9,7 @@ import pytest
 
 from oblivionis.client.node_policy import KEYS, Policy, PolicyError, example, read_policy, tomllib
 
-GUIDE = Path(__file__).resolve().parents[4] / "docs" / "guides" / "deployment.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "node-policy.md"
 
 
 def written(folder, text):
@@ -110,7 +110,7 @@ def test_the_example_says_what_holds_without_it(tmp_path):
     assert tomllib.loads(uncommented) == asdict(Policy()), "every key, with its default"
 
 
-def test_the_guide_names_every_key_with_its_default():
-    text = GUIDE.read_text(encoding="utf-8")
+def test_the_page_names_every_key_with_its_default():
+    text = PAGE.read_text(encoding="utf-8")
     rows = dict(re.findall(r"(?m)^\| `([a-z_.]+)` \| `([^`]+)` \|", text))
     assert rows == {path: json.dumps(key.default) for path, key in KEYS.items()}
