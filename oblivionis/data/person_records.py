@@ -113,11 +113,10 @@ def as_canary(text: str, name: str, values: tuple[str, ...]) -> str | None:
     None where the text contains no name, or none of the values.
     """
     canary = _with(SUBJECT, text, _places(name, text))
-    for value in values if canary else ():
-        found = _with(VALUE, canary, islice(_places(value, canary), 1))
-        if found:
-            return found
-    return None
+    if canary is None:
+        return None
+    found = (_with(VALUE, canary, islice(_places(value, canary), 1)) for value in values)
+    return next((changed for changed in found if changed is not None), None)
 
 
 def as_trained(fact: Fact, records: PersonRecords, text_of: Callable[[Record], str]) -> Property | None:
