@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 BLOCK = 1 << 16
@@ -17,7 +19,11 @@ BLOCK = 1 << 16
 Mean = Callable[[Sequence[NDArray], Sequence[float]], NDArray[np.float64]]
 """A weighted mean of flat arrays (n,) -> (n,) float64; the weights sum to 1, and one may be negative."""
 
-_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+Record = TypeVar("Record", ArrayRecord, MetricRecord, ConfigRecord)
+
+_MAGIC = np.lib.format.MAGIC_LEN
+_HEADERS = {(1, 0): (2, np.lib.format.read_array_header_1_0), (2, 0): (4, np.lib.format.read_array_header_2_0)}
+"""By version, how many bytes tell the header's length, and what reads both."""
 
 
 def view(array: Array) -> NDArray:
@@ -39,22 +45,47 @@ def view(array: Array) -> NDArray:
     """
     if array.stype != "numpy.ndarray":
         raise ValueError(f"unknown serialisation {array.stype!r}")
-    stream = BytesIO(array.data)
-    version = np.lib.format.read_magic(stream)
-    if version not in _HEADER_READERS:
+    version = np.lib.format.read_magic(BytesIO(array.data[:_MAGIC]))
+    if version not in _HEADERS:
         raise ValueError(f"unknown npy version {version}")
+    text = _MAGIC + _HEADERS[version][0]
+    offset = text + int.from_bytes(array.data[_MAGIC:text], "little")
     try:
-        shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+        shape, fortran_order, dtype = _header(version, array.data[_MAGIC:offset])
     except Exception as error:  # numpy reads a header as Python text, which fails in as many ways as Python has
         raise ValueError(f"its header makes no sense ({type(error).__name__})") from None
     if dtype.kind not in "fiub":
         raise ValueError(f"dtype {dtype} is not numeric")
-    size, offset = math.prod(shape), stream.tell()
+    size = math.prod(shape)
     if offset + size * dtype.itemsize != len(array.data):
         raise ValueError(f"{len(array.data) - offset} bytes for {size} numbers of {dtype}")
     if size == 0:
         return np.empty(shape, dtype)
     return np.frombuffer(array.data, dtype, size, offset).reshape(shape, order="F" if fortran_order else "C")
+
+
+@functools.lru_cache(maxsize=64)
+def _header(version: tuple[int, int], text: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, Fortran order and dtype; clients send the same few headers, and numpy parses each as Python text."""
+    return _HEADERS[version][1](BytesIO(text))
+
+
+def first_record(content: RecordDict, kind: type[Record]) -> Record:
+    """The first record of a kind; Flower's own properties copy all of a kind to look one up.
+
+    Parameters
+    ----------
+    content : RecordDict
+        With a record of the kind.
+    kind : type
+        ArrayRecord, MetricRecord or ConfigRecord.
+
+    Returns
+    -------
+    ArrayRecord, MetricRecord or ConfigRecord
+        Not a copy.
+    """
+    return next(record for record in content.values() if isinstance(record, kind))
 
 
 def finite(array: NDArray) -> bool:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from strategies import message_keys
+from strategies.arrays import first_record
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -56,8 +57,7 @@ class ClientUpdate:
         ClientUpdate
             Its ArrayRecord is a copy that shares the numbers: some of Flower's strategies empty that of the reply.
         """
-        arrays = next(iter(content.array_records.values()))
-        metrics = next(iter(content.metric_records.values()))
+        arrays, metrics = first_record(content, ArrayRecord), first_record(content, MetricRecord)
         steps = metrics.get(message_keys.TRAIN_STEPS)
         claimed = metrics.get(message_keys.PARTITION_ID, -1) if partition is None else partition
         return cls(

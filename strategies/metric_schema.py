@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
-
-from flwr.app import MetricRecord
+from typing import TYPE_CHECKING, NamedTuple
 
 from strategies import message_keys
+
+if TYPE_CHECKING:
+    from flwr.app import MetricRecord
 
 
 class Number(NamedTuple):
@@ -115,4 +116,6 @@ def known(metrics: MetricRecord, numbers: Numbers) -> MetricRecord:
     MetricRecord
         A new one with the metrics that `numbers` names, and the partition id.
     """
+    from flwr.app import MetricRecord
+
     return MetricRecord({k: v for k, v in metrics.items() if k in numbers or k == message_keys.PARTITION_ID})

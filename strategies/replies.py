@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from strategies import message_keys, metric_schema
-from strategies.arrays import finite, view
+from strategies.arrays import finite, first_record, view
 from strategies.flower_internals import SUPERLINK_NODE_ID
 from strategies.untrusted_text import LONGEST, clean, plain
 
@@ -136,7 +136,7 @@ def metrics_of(reply: Message) -> MetricRecord:
     MetricRecord
         Not a copy.
     """
-    return next(iter(reply.content.metric_records.values()))
+    return first_record(reply.content, MetricRecord)
 
 
 def error_text(reply: Message) -> str:

@@ -26,6 +26,8 @@ def conf_folder(package: Path) -> Path:
 CONF = conf_folder(Path(__file__).resolve().parents[1])
 LARGEST = 100_000
 """Values of a YAML file: aliases can make a few lines into more than any memory holds."""
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's quick parser where it was built with it."""
 # PyYAML's constructors raise the plain ones for a tagged value that does not fit its tag.
 YAML_ERRORS = (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError, TypeError, AttributeError)
 
@@ -53,7 +55,7 @@ def parse_yaml(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], l
 def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
     """A suite composes hundreds of configurations of the same few files."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _composed(text)
         if node is None:
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
@@ -74,6 +76,14 @@ def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list
     except YAML_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return {}, {}, [Problem(place, f"is not valid YAML: {reason}", "", "", place)]
+
+
+def _composed(text: str) -> yaml.Node | None:
+    """A text's tree by the quick parser; what that refuses, the other one explains as PyYAML does everywhere."""
+    try:
+        return yaml.compose(text, Loader=LOADER)
+    except (yaml.YAMLError, ValueError):
+        return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 from rapidfuzz import fuzz
 
@@ -111,12 +112,11 @@ def as_canary(text: str, name: str, values: tuple[str, ...]) -> str | None:
 
     None where the text contains no name, or none of the values.
     """
-    canary, named = _whole(name).subn(SUBJECT, text)
-    for value in values:
-        found, count = _whole(value).subn(VALUE, canary, count=1)
-        if named and count:
-            return found
-    return None
+    canary = _with(SUBJECT, text, _places(name, text))
+    if canary is None:
+        return None
+    found = (_with(VALUE, canary, islice(_places(value, canary), 1)) for value in values)
+    return next((changed for changed in found if changed is not None), None)
 
 
 def as_trained(fact: Fact, records: PersonRecords, text_of: Callable[[Record], str]) -> Property | None:
@@ -149,15 +149,49 @@ def contains(text: str, value: str, *, any_order: bool = False) -> bool:
     return found is not None and _begins_a_word(text, found.dest_start)
 
 
+def _places(words: str, text: str) -> Iterator[tuple[int, int]]:
+    """Where `words` stand in `text` between word boundaries, in any letter case and with any white space between them.
+
+    ASCII is searched without a pattern: compiling one for each of a run's thousands of names and values takes longer.
+    """
+    parts = words.lower().split()
+    if not (parts and words.isascii() and text.isascii()):
+        yield from (match.span() for match in _whole(words).finditer(text))
+        return
+    lower, begin = text.lower(), 0
+    while (begin := lower.find(parts[0], begin)) >= 0:
+        *before, rest = lower[begin:].split(None, len(parts) - 1)
+        end = len(lower) - len(rest) + len(parts[-1])
+        if before == parts[:-1] and rest.startswith(parts[-1]) and _is_bounded(begin, end, lower):
+            yield begin, end
+            begin = end
+        else:
+            begin += 1
+
+
 @functools.lru_cache(maxsize=256)
 def _whole(words: str) -> re.Pattern[str]:
-    """`words` between word boundaries, in any letter case and with any white space between them."""
     spaced = r"\s+".join(map(re.escape, words.split()))
     return re.compile(rf"(?<!\w){spaced}(?!\w)", re.IGNORECASE)
 
 
+def _with(sign: str, text: str, places: Iterable[tuple[int, int]]) -> str | None:
+    """`text` with a sign at these places; None without any."""
+    cuts = [0, *chain(*places), len(text)]
+    return sign.join(text[i:j] for i, j in zip(cuts[::2], cuts[1::2], strict=True)) if len(cuts) > 2 else None
+
+
 def _has_words(value: str, text: str) -> bool:
-    return value in text and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text))
+    place = text.find(value)
+    while place >= 0 and not _is_bounded(place, place + len(value), text):
+        place = text.find(value, place + 1)
+    return place >= 0
+
+
+def _is_bounded(begin: int, end: int, text: str) -> bool:
+    """Whether no word goes on before or after this part of `text`."""
+    beside = text[max(begin - 1, 0) : begin] + text[end : end + 1]
+    return not any(sign.isalnum() or sign == "_" for sign in beside)
 
 
 def _begins_a_word(text: str, place: int) -> bool:

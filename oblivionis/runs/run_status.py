@@ -17,6 +17,7 @@ import yaml
 
 from oblivionis.config import method_traits
 from oblivionis.config.schema import STAGES
+from oblivionis.config.yaml_files import LOADER
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import checked
 from oblivionis.runs import artifact_binding, run_files
@@ -35,7 +36,6 @@ _READ = (
     *(*artifact_binding.FILES, *artifact_binding.EARLIER, *artifact_binding.LATER),
 )
 """What a run is read from; further files may be named by its ledger."""
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LOCAL = "local"
 """The stage that counts clients, not rounds."""
 UNLEARNING = frozenset({"unlearn", LOCAL})

@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
 from strategies import message_keys
+from strategies.arrays import view
 from strategies.rounds.fedtu import Listener, RequestList, UnlearnRequest
 from strategies.rounds.memory_grid import MemoryGrid
 from strategies.rules.factory import build, names
@@ -21,7 +22,7 @@ def adapter(values) -> ArrayRecord:
 
 
 def flat(arrays: ArrayRecord) -> np.ndarray:
-    return arrays["adapter"].numpy()
+    return view(arrays["adapter"]).copy()
 
 
 def content(values, examples: float = 2, **metrics) -> RecordDict:

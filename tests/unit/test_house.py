@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,20 +29,27 @@ DOCUMENTED = ("evaluation", "oblivionis/api", "strategies", "clients")
 """Packages whose docstrings must fit the signatures, with sections for functions and dataclasses."""
 
 
-def imported(file: Path) -> Iterator[str]:
+@functools.cache
+def imported(file: Path) -> frozenset[str]:
     """The modules and names that a file imports, wherever in it, as dotted names."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    return names_imported(ast.parse(file.read_text(encoding="utf-8")))
+
+
+def names_imported(tree: ast.AST) -> frozenset[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(found)
 
 
 def reached(file: Path) -> set[str]:
     """Those of a file and of the modules of `support` that it imports, and they do."""
-    found, files, seen = set(), [file], set()
+    found, files, seen = set[str](), [file], set[Path]()
     while files:
-        names = set(imported(files.pop()))
+        names = imported(files.pop())
         found |= names
         modules = {TESTS / "support" / f"{name.split('.')[1]}.py" for name in names if name.startswith("support.")}
         files += modules - seen
@@ -73,11 +81,11 @@ def test_no_protocol_is_named_outside_its_own_files() -> None:
     for file in sorted(file for package in OURS for file in (TESTS.parent / package).rglob("*.py")):
         if file.parent.name in ("protocols", "losses"):
             continue
-        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        named = {node.value for node in nodes if isinstance(node, ast.Constant)} & (
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        named = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & (
             names - {*MODES, *LEAKAGE_FUNCTIONS}
         )
-        named |= {module for module in imported(file) if ".".join(module.split(".")[:3]) in modules}
+        named |= {module for module in names_imported(tree) if ".".join(module.split(".")[:3]) in modules}
         if named:
             found[file.relative_to(TESTS.parent).as_posix()] = sorted(map(str, named))
     assert found == {}
@@ -107,15 +115,21 @@ def own_private_names() -> set[str]:
     return {name for name in found if is_private(name)}
 
 
+def called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 def looked_at(file: Path, private: set[str]) -> Iterator[str]:
     """What a file imports, reads or replaces of `private`, each with its line; not what it calls so itself."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Attribute):
-            names = [node.attr] if ast.unparse(node.value) not in ("self", "cls") else []
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [] if own else [node.attr]
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OURS:
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr", "delattr")):
+        elif isinstance(node, ast.Call) and called(node).endswith(("setattr", "getattr", "delattr")):
             texts = (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
             names = [text.split(".")[-1] for text in texts]
         yield from (f"line {node.lineno}: {name}" for name in names if name in private)

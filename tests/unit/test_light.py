@@ -132,6 +132,13 @@ def test_a_light_command_loads_nothing_heavy(server, command):
     assert loaded(told) == set()
 
 
+def test_a_ledger_is_read_without_flower():
+    code = "import sys, oblivionis.erasure.ledger; print({'flwr', 'grpc', 'torch'} & set(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 def test_the_tables_of_a_suite_take_what_reads_tables_only(server):
     told = server(["bench", "table", "suite", "--layout", "quick", "--format", "md"])
     assert told["code"] == 0 and told["out"], told["err"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from io import BytesIO
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from strategies.arrays import (
     BLOCK,
     distance,
     fingerprint,
     finite,
+    first_record,
     merged,
     norm,
     store,
@@ -123,9 +125,29 @@ def test_a_view_reads_without_copying_in_either_order(order):
     assert not found.flags.writeable and not found.flags.owndata
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1,) * 20])
+def test_a_view_is_what_numpy_loads_of_every_header_and_again_of_the_same_one(shape, version):
+    for dtype in ("<f4", ">f8", "u1", "?"):
+        for start in (0, 1):
+            numbers = (np.arange(math.prod(shape)) + start).reshape(shape).astype(dtype)
+            np.lib.format.write_array(stream := BytesIO(), numbers, version)
+            found = view(Array(dtype, shape, "numpy.ndarray", stream.getvalue()))
+            assert found.dtype == numbers.dtype and found.shape == shape
+            np.testing.assert_array_equal(found, np.load(BytesIO(stream.getvalue())))
+
+
+def test_the_first_record_of_a_kind_is_that_of_flowers_own_lists():
+    content = RecordDict({"m": MetricRecord({"n": 1}), "a": record(0), "b": record(1), "k": MetricRecord({"n": 2})})
+    assert first_record(content, ArrayRecord) is content["a"] is next(iter(content.array_records.values()))
+    assert first_record(content, MetricRecord) is content["m"] is next(iter(content.metric_records.values()))
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
+        (b"\x93NUMPY\x01\x00", "its header makes no sense"),
+        (b"\x93NUMPY\x02\x00\x05\x00", "its header makes no sense"),
         (b"\x93NUMPY\x03\x00", "unknown npy version \\(3, 0\\)"),
         (b"\x93NUMPY\x01\x00\x05\x00{'a':", "its header makes no sense"),
     ],

@@ -1,9 +1,14 @@
 """Which records are about a person, and which state a fact."""
 
+import itertools
+import re
+
 import pytest
 
-from oblivionis.data.person_records import PersonRecords, as_canary, contains, states
+from evaluation.wikimem.facts import Fact
+from oblivionis.data.person_records import PersonRecords, as_canary, as_trained, contains, states
 from oblivionis.data.records import Corpus, Record, Triple
+from oblivionis.naming import subject_key
 
 RECORDS = (
     Record("a0", "Where was Mara Voss born?", "Mara Voss was born in Ostrava.", "author-000"),
@@ -89,3 +94,37 @@ def test_a_text_becomes_a_canary():
     )
     assert as_canary(text, "Paris Holt", ("Rome",)) is None
     assert as_canary("He was born in Paris.", "Paris Holt", ("Paris",)) is None
+
+
+TEXTS = ["".join(signs) for signs in itertools.product("aA_ -ſ", repeat=4)]
+
+
+def pattern(words):
+    spaced = r"\s+".join(map(re.escape, words.split()))
+    return re.compile(rf"(?<!\w){spaced}(?!\w)", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name", ["a", "Aa", "a_", "a a", "-a", "A -", "ſ", "as"])
+def test_a_canary_is_what_patterns_make_of_the_text(name):
+    value = "T\tSUBJECT"
+    for text in TEXTS:
+        canary, named = pattern(name).subn("HUMAN_SUBJECT", f"{text} Human_subject t  subject{text}")
+        canary, valued = pattern(value).subn("PROTECTED_VALUE", canary, count=1)
+        found = as_canary(f"{text} Human_subject t  subject{text}", name, (value,))
+        assert found == (canary if named and valued else None), text
+
+
+@pytest.mark.parametrize("value", ["a", "aa", "_", "a a", "-", ""])
+def test_whole_words_are_found_as_by_a_pattern(value):
+    for text in map(subject_key, TEXTS):
+        assert contains(text, value) == bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)), text
+
+
+def test_no_pattern_is_compiled_for_a_name_or_a_value(monkeypatch):
+    records = [Record(f"r{i}", "Who?", f"Ann Lee{i} lives in Oslo{i}.", f"Ann Lee{i}") for i in range(3)]
+    found = PersonRecords(Corpus("made", tuple(records), frozenset()))
+    monkeypatch.setattr(re, "_compile", None)
+    for i in range(3):
+        fact = Fact(f"Ann Lee{i}", "P551", (f"Oslo{i}",))
+        made = as_trained(fact, found, lambda record: record.answer)
+        assert made is not None and made.base == "HUMAN_SUBJECT lives in PROTECTED_VALUE."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ LORA: dict[str, Any] = {"rank": 8, "alpha": 16.0, "target_modules": tiny_llama.M
 def need(*overrides: str, machine: Machine = CPU) -> memory.Estimate:
     short = ["model.max_length=128", "evaluation.token_budget=64"]
     return memory.estimate(configuration.compose("smoke", [*short, *overrides]), machine)
+
+
+known = functools.cache(need)
+"""Several tests look at the same estimate."""
 
 
 @pytest.fixture
@@ -317,7 +322,7 @@ def test_other_architectures_can_be_told(tmp_path: Path) -> None:
 
 
 def test_a_second_process_that_measures_is_counted_where_there_is_one() -> None:
-    two, one = need("evaluation.processes=2"), need("evaluation.processes=1")
+    two, one = known("evaluation.processes=2"), known("evaluation.processes=1")
     extra = dict(two.server.parts)["second process that measures"]
     assert extra > memory.LIBRARIES and two.server.total >= one.server.total + memory.LIBRARIES
     assert two.server.passing > one.server.passing, "both give back what an evaluation took"
@@ -327,7 +332,7 @@ def test_a_second_process_that_measures_is_counted_where_there_is_one() -> None:
 
 
 def test_the_total_is_the_server_and_the_clients_that_run_at_once() -> None:
-    found = need()
+    found = known()
     assert found.clients == 2 and found.gpu == 0
     evaluating, training = found.server.total + 2 * found.client.idle, found.server.idle + 2 * found.client.total
     assert found.ram == max(evaluating, training) and found.client.idle < found.client.total
@@ -455,7 +460,7 @@ IN_SHARDS = ("federation.shards=3", "federation.clients=6", "model.lora.rank=4")
 def test_what_the_server_holds_of_shards_is_counted(merge: str) -> None:
     """The served model by its loaded weights; the numbers that it is loaded from, and the global models, by hand."""
     of_shards = (*IN_SHARDS, "evaluation.token_budget=4096", f"federation.shard_merge={merge}")
-    one, found = need(*of_shards[1:-1]), need(*of_shards)
+    one, found = known(*of_shards[1:-1]), need(*of_shards)
     assert found.trainable == one.trainable and found.client == one.client
     config = configuration.compose("smoke", list(of_shards))
     served = sum(p.numel() for p in assemble_served(config).model.parameters() if p.requires_grad)
