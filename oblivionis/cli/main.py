@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.main import get_command
 
 from oblivionis.cli.arguments import AllowCode, Arguments, split_arguments
 from oblivionis.cli.as_json import AsJson, answering
@@ -140,7 +142,13 @@ def _command() -> object:
                 raise OblivionisError(
                     f"argument {number}, {argument!a}, is no UTF-8 text; type it again in a UTF-8 terminal"
                 ) from None
-    return cli(standalone_mode=False)
+    return _built()(standalone_mode=False)
+
+
+@functools.cache
+def _built() -> Callable[..., object]:
+    """The commands as click has them, which takes a while to build."""
+    return get_command(cli)
 
 
 def _guard(command: Callable[[], object]) -> int:

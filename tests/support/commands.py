@@ -11,6 +11,7 @@ from support.inprocess import InProcessGrid
 
 from oblivionis.cli import main as cli
 from oblivionis.client.app import app
+from oblivionis.server import simulation
 from oblivionis.server.app import serve
 
 
@@ -20,6 +21,8 @@ def call(*arguments):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["oblivionis", *map(str, arguments)])
         patch.setenv("COLUMNS", "200")
+        if simulation.simulate is in_process:  # its clients are no processes
+            patch.setattr(cli, "client_fork_server", lambda config: contextlib.nullcontext())
         with pytest.raises(SystemExit) as stop:
             cli.main()
     return SimpleNamespace(code=stop.value.code or 0, out=out.getvalue(), err=err.getvalue())
