@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from support.commands import call
-from support.deployed import BRISK, Deployed
+from support.deployed import BRISK, UNMEASURED, Deployed
 from support.processes import PROJECT, until
 
 from oblivionis.erasure.ledger import Ledger
@@ -60,12 +60,12 @@ def lab(tmp_path_factory):
 def run(lab):
     """A finished run in which the second hospital asked while it learned."""
     settings = (
-        "name=exact unlearning=exact unlearning.requests.policy=nodes federation.local_epochs=1 evaluation.every=0 "
-        "federation.rounds.finetune=2 federation.rounds.unlearn=2"
+        "name=exact unlearning=exact unlearning.requests.policy=nodes federation.local_epochs=1 "
+        f"federation.rounds.finetune=2 federation.rounds.unlearn=2 {UNMEASURED}"
     )
     submitted = lab.submit(EXAMPLE / "hospitals.yaml", settings)
     found = RunDirectory(lab.server / "runs" / "exact")
-    assert until(lambda: found.metrics() or not lab.status(submitted).startswith(("pending", "running")), ROUND_S)
+    assert until(found.metrics, ROUND_S, every=0.1), lab.everything_said()
     asks = ("--ids", "hill-001-a", "--id", "art17", "--reason", "test")
     lab.oblivionis("request", "submit", "--node-dir", lab.node(1), *asks)
     assert lab.finish(submitted) == "finished:completed", lab.everything_said()

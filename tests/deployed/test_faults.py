@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.deployed import BRISK, Deployed
+from support.deployed import BRISK, UNMEASURED, Deployed
 from support.inprocess import InProcessGrid
 from support.processes import PROJECT, until
 from support.stages import Recorded
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None
 
 EXAMPLE = PROJECT / "docs" / "guides" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
-QUICK = "federation.local_epochs=1 evaluation.every=0"
+QUICK = f"federation.local_epochs=1 {UNMEASURED}"
 ROUND_S, DEADLINE_S, SLOW_S = 240, 30, 40
 FAULTY = f"""\
 import os, time

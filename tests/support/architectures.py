@@ -64,6 +64,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size"), 16),
     "floor_scale": 8,
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size"), 8),
     "decoder_start_token_id": 1,
 }
 """Under the names that configurations use."""
@@ -130,7 +131,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "mamba": {"time_step_rank": 4},
     "falcon_mamba": {"time_step_rank": 4},
-    "mamba2": {"num_heads": 8, "n_groups": 2, "chunk_size": 8},
+    "mamba2": {"num_heads": 8, "n_groups": 2},
     "kimi_linear": {
         "layer_types": ["linear_attention", "full_attention"] * 2,
         **_MLA,
@@ -147,7 +148,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "attention_hidden_size": 128,
         "attention_head_dim": 32,
         "num_key_value_heads": 4,
-        "chunk_size": 8,
         "kv_channels": 16,
         "num_query_groups": 4,
     },
@@ -278,8 +278,12 @@ def alone(model: nn.Module, sequences: Sequence[TokenSequence], **options: Any) 
 
 def log_probs_alone(model: nn.Module, sequences: Sequence[TokenSequence]) -> Tensor:
     """log p (M,) of the answer tokens, each sequence by itself; differentiable."""
+    return _log_probs(alone(model, sequences), sequences)
+
+
+def _log_probs(outputs: Sequence[Any], sequences: Sequence[TokenSequence]) -> Tensor:
     parts = []
-    for (prompt, answer), output in zip(sequences, alone(model, sequences), strict=True):
+    for (prompt, answer), output in zip(sequences, outputs, strict=True):
         rows = output.logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
         parts.append(rows[torch.arange(len(answer)), torch.tensor(answer)])
     return torch.cat(parts)
@@ -349,10 +353,11 @@ def examine(kind: str, dtype: torch.dtype, mode: str = "auto", *, scores_alone: 
     drawn = True
     with torch.no_grad():
         how = way(model)
-        expected = log_probs_alone(model, sequences)
+        outputs, seen = _alone_with_states(model, sequences)
+        expected = _log_probs(outputs, sequences)
         scores = _largest(score_tokens(model, sequences, mode), expected)
         if not scores_alone:
-            states = _states(model, sequences, mode)
+            states = _states(model, sequences, seen, mode)
             chosen = _chosen(model, sequences, mode)
             drawn = dtype != torch.float32 or _draws_alike(model, [s.prompt for s in sequences[:3]], mode)
         rounding = _largest(log_probs_alone(model.float(), sequences), expected) if dtype != torch.float32 else 0.0
@@ -375,24 +380,31 @@ def _largest(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).abs().max())
 
 
-def _states(model: Any, sequences: Sequence[TokenSequence], mode: str) -> float:
-    """The largest relative difference of what leaves the second decoder layer, by both functions that tell it."""
+def _alone_with_states(model: Any, sequences: Sequence[TokenSequence]) -> tuple[list[Any], list[Tensor]]:
+    """`alone`, and what each of its passes let out of the second decoder layer; nothing where layers have no list."""
+    seen: list[Tensor] = []
     try:
-        seen: list[Tensor] = []
         layer = decoder_layers(model)[1][1]
-        handle = layer.register_forward_hook(
-            lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple | list) else out)
-        )
-        try:
-            alone(model, sequences)
-        finally:
-            handle.remove()
+    except ValueError:
+        return alone(model, sequences), seen
+    handle = layer.register_forward_hook(
+        lambda _m, _a, out: seen.append(out[0] if isinstance(out, tuple | list) else out)
+    )
+    try:
+        return alone(model, sequences), seen
+    finally:
+        handle.remove()
+
+
+def _states(model: Any, sequences: Sequence[TokenSequence], seen: Sequence[Tensor], mode: str) -> float:
+    """The largest relative difference from the states `seen`, by both functions that tell them."""
+    if len(seen) != len(sequences):  # none, or those of a layer that runs several times and has no one state
+        return 0.0
+    try:
         wide = PackedBatch.build(sequences, share=True, last=True)
         kept = kept_logits_and_states(model, wide, mode=mode, layer=1)[1][wide.state_rows]
         whole = layer_states(model, PackedBatch.build(sequences, last=True), 1, mode=mode)
-    except ValueError:  # refused, with a reason: no list of layers, or several states per token
-        return 0.0
-    if len(seen) != len(sequences):  # a layer that runs several times has no one state
+    except ValueError:  # refused, with a reason: several states per token
         return 0.0
     tops = [x[0, len(s.prompt) - 1 :] for x, s in zip(seen, sequences, strict=True)]
     scale = float(torch.cat(tops).abs().max())
@@ -415,20 +427,17 @@ def _less_likely(model: Any, prompt: tuple[int, ...], answer: list[int]) -> Tens
 
 
 def _draws_alike(model: Any, prompts: Sequence[tuple[int, ...]], mode: str) -> bool:
-    """Whether sampled answers are those drawn with the same random numbers, each token from a pass of its own."""
-    found = sample(model, prompts, 5, max_new_tokens=4, stop_ids=(7,), seed=3, mode=mode)
+    """Whether sampled answers are those drawn with the same random numbers, each answer read as a whole."""
+    limit, stop = 4, 7
+    found = sample(model, prompts, 5, max_new_tokens=limit, stop_ids=(stop,), seed=3, mode=mode)
     for question, prompt in enumerate(prompts):
         for number in (0, 4):
-            tokens: list[int] = []
-            while len(tokens) < 4:
-                output = alone(model, [TokenSequence(prompt, tuple(tokens))])[0]
-                step = np.array([len(tokens)], np.int32)
-                chance = torch.from_numpy(uniforms(3, np.array([question]), np.array([number]), step))
-                token = int(draw(output.logits[:, -1], chance, Rule()))
-                if token == 7:
-                    break
-                tokens.append(token)
-            if found[question][number] != tokens:
+            answer = found[question][number]
+            logits = alone(model, [TokenSequence(prompt, tuple(answer))])[0].logits[0, len(prompt) - 1 :]
+            steps = np.arange(len(logits), dtype=np.int32)
+            chances = uniforms(3, np.full_like(steps, question), np.full_like(steps, number), steps)
+            drawn = draw(logits, torch.from_numpy(chances), Rule()).tolist()[:limit]
+            if answer != drawn[: drawn.index(stop) if stop in drawn else limit]:
                 return False
     return True
 

@@ -23,6 +23,13 @@ import psutil
 from support.processes import FORKED, MARK, PROJECT, end, environment, free_ports, marked, until
 
 START_S, STOP_S, RUN_S = 90, 60, 600
+UNMEASURED = (
+    "evaluation.every=0 evaluation.light.questions_per_set=1 evaluation.light.max_new_tokens=1 "
+    "evaluation.full.questions_per_set=1 evaluation.full.max_new_tokens=1 evaluation.ruler.enabled=false "
+    "evaluation.wikimem.enabled=false evaluation.membership.enabled=false evaluation.rebound.enabled=false "
+    "evaluation.leakage.samples=0 evaluation.leakage.full_samples=0"
+)
+"""Overrides of a run whose measures no test looks at: next to nothing is evaluated."""
 BRISK = Path(__file__).with_name("brisk_flower.py")
 """Runs first in Flower's processes, so that they wait for shorter times."""
 

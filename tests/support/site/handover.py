@@ -9,9 +9,9 @@ import os
 import sys
 
 MODULES = ("oblivionis.cli.main",)
-FLOWER = ("flower-superlink", "flower-supernode", "flwr", "flwr-serverapp", "flwr-simulation")
+FLOWER = ("flower-superexec", "flower-superlink", "flower-supernode", "flwr", "flwr-serverapp", "flwr-simulation")
 SCRIPTS = (*FLOWER, "oblivionis", "several.py")
-CODE = "from multiprocessing.forkserver import main"
+CODE = ("from multiprocessing.forkserver import main", "from oblivionis.deploy.preforked_client_apps import main")
 START_S = 120
 
 
