@@ -47,7 +47,7 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
     evaluation = node.config.evaluation
     known = report.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
     sources = {stage: need.run(store) for need in node.needs for stage in need.config.stages}
-    first = next(iter(sources.values()), run)
+    first, served = next(iter(sources.values()), run), (node.trained or node).run(store)
     for stage in (BASE_MODEL, *STAGES, "local_unlearned"):
         summary = run.stage_summary(stage)
         values: Mapping[str, float] = _of_base(first) if stage == BASE_MODEL else {}
@@ -57,7 +57,7 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
                 **summary.get("traffic", {}),
                 **summary["metrics"],
                 **known.get(stage, {}),
-                **(of_demands(run) if stage == UNLEARN else {}),
+                **(of_demands(served) if stage == UNLEARN else {}),
             }
         source = first if stage == BASE_MODEL else sources.get(stage, run)
         place = Path(os.path.relpath(source.path, folder)).as_posix()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.reuse import import_updates, take_over
+from oblivionis.runs.reuse import adopt_rounds, import_updates, take_over
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,25 @@ def finished(run: RunDirectory, config: Config) -> bool:
 
 
 def prepare(
-    run: RunDirectory, config: Config, stages: Mapping[str, RunDirectory], updates: RunDirectory | None = None
+    run: RunDirectory,
+    config: Config,
+    stages: Mapping[str, RunDirectory],
+    updates: RunDirectory | None = None,
+    rounds: Mapping[str, RunDirectory] | None = None,
 ) -> None:
     """Make the directory of a run that begins with finished stages of others.
 
     stages: by name the run that has done each; updates: the run with the clients' updates of the stage finetune, None:
-    the one that has done it.
+    the one that has done it; rounds: by name of a stage the run whose rounds are this one's, too, though it serves
+    another model of them.
     """
     if not (run.path / "config.yaml").is_file():
         run.path.mkdir(parents=True, exist_ok=True)
         run.write_config(configuration.to_yaml(config))
     with run.lock():
-        if (source := updates or stages.get("finetune")) is not None:
+        for stage, source in (rounds or {}).items():
+            adopt_rounds(run, source, stage)
+        if not rounds and (source := updates or stages.get("finetune")) is not None:
             import_updates(config, run, source)
         for stage, source in stages.items():
             if run.stage_summary(stage) is None:
