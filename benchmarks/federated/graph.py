@@ -8,15 +8,28 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.federated.identity import ALONE, BASE, FINETUNE, RETRAIN, UNLEARN, identity, stage_config, without_local
+from benchmarks.federated.identity import (
+    ALONE,
+    BASE,
+    FINETUNE,
+    NEVER_SAW,
+    RETRAIN,
+    UNLEARN,
+    identity,
+    stage_config,
+    without_local,
+)
 from benchmarks.federated.matrix import SEED, Cell, identifier
-from benchmarks.scheduling.tasks import Task, finished, prepare
-from oblivionis.config.method_traits import not_with
+from benchmarks.scheduling.tasks import Task, finished, make, prepare
+from oblivionis.config.method_traits import not_with, replays
 from oblivionis.config.schema import Config, Federation
 from oblivionis.runs.directory import RunDirectory
 
 ANOTHER = "finetune_of_another_run"
 """In `NOT_WITH` of a method: it cannot take over finetune."""
+
+CHECK = "benchmarks.federated.never_saw"
+"""The module that holds an exact erasure beside a federation that never had the records; loading it takes time."""
 
 
 @dataclass(eq=False)
@@ -24,8 +37,9 @@ class Node:
     """One run of the store, `stage` the last of its stages; `needs` are runs whose stages it takes over.
 
     oracles: runs whose retrained models RULER takes for its noise bands; trained: the run whose rounds are this one's,
-    too, where they differ in what is served alone: this one only measures; cells: those that it serves, none where it
-    is an oracle only.
+    too, where they differ in what is served alone: this one only measures; checked: the run of an exact erasure whose
+    models are held beside those of a federation that never had the records, which is all that is done; cells: those
+    that it serves, none where it is an oracle only.
     """
 
     stage: str
@@ -34,6 +48,7 @@ class Node:
     needs: tuple[Node, ...] = ()
     oracles: tuple[Node, ...] = ()
     trained: Node | None = None
+    checked: Node | None = None
     cells: list[Cell] = field(default_factory=list)
 
     @property
@@ -44,6 +59,8 @@ class Node:
     @property
     def label(self) -> str:
         """The stage, and the labels that its cells have in common."""
+        if self.checked is not None:
+            return f"{self.stage} beside {self.checked.label}"
         if not self.cells:
             return f"{self.stage} (oracle, seed={self.config.seed}, {self.hash[:6]})"
         first, *others = [cell.labels for cell in self.cells]
@@ -53,7 +70,12 @@ class Node:
     @property
     def after(self) -> tuple[Node, ...]:
         """Runs that must be finished before it begins."""
-        return (*self.needs, *self.oracles, *filter(None, [self.trained]))
+        return (*self.needs, *self.oracles, *filter(None, (self.trained, self.checked)))
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """What it is finished with."""
+        return self.config.stages if self.checked is None else (NEVER_SAW,)
 
     def settings(self, store: Path) -> Config:
         """Its configuration in this store, where its oracles have their places."""
@@ -70,11 +92,15 @@ class Node:
 
     def finished(self, store: Path) -> bool:
         """Whether all stages of its configuration are complete."""
-        return finished(self.run(store), self.config)
+        return finished(self.run(store), self.stages)
 
     def task(self, store: Path) -> Task:
         """What there is to be done of it in this store, with the stages that other runs have done for it."""
         run, after = self.run(store), tuple(need.key for need in self.after)
+        if self.checked is not None:
+            command = (CHECK, str(self.checked.run(store).path))
+            made = partial(make, run, self.config)
+            return Task(self.key, self.label, self.config, run, made, after, self.stages, command)
         stages = {stage: need.run(store) for need in self.needs for stage in need.config.stages}
         rounds = {} if self.trained is None else {self.stage: self.trained.run(store)}
         made = partial(prepare, run, self.settings(store), stages, rounds=rounds)
@@ -83,7 +109,7 @@ class Node:
     def seconds(self, store: Path) -> float:
         """Seconds of the stages that this run did itself."""
         run = self.run(store)
-        summaries = [run.stage_summary(stage) for stage in self.config.stages]
+        summaries = [run.stage_summary(stage) for stage in self.stages]
         return sum(s["seconds"] for s in summaries if s is not None and "reused_from" not in s)
 
 
@@ -95,13 +121,14 @@ class Graph:
     of_cell: dict[str, tuple[Node, ...]]
 
 
-def plan(cells: Sequence[Cell], oracles: int = 0) -> Graph:
+def plan(cells: Sequence[Cell], oracles: int = 0, *, against_never_saw: bool = False) -> Graph:
     """The runs of the cells: finetune, retrain and local stages that several share are one run each.
 
     A method that goes with no finetune of another run does finetune in the run of unlearn. Of cells that differ in what
     is served of their shards alone the first trains, and the others measure its models.
 
-    oracles: for each cell so many further retrained models, of the seeds that follow its own.
+    oracles: for each cell so many further retrained models, of the seeds that follow its own; against_never_saw: each
+    model of an exact erasure is held beside that of a federation that never had the records.
 
     In the order of work a run that others wait for comes before one that nobody waits for, and those whose dependants
     are most come first; otherwise the order of the cells is kept. Where the seed is the first axis, all runs of a seed
@@ -126,7 +153,8 @@ def plan(cells: Sequence[Cell], oracles: int = 0) -> Graph:
             seeds = range(config.seed + 1, config.seed + 1 + oracles)
             others = [runs.add(stage_config(replace(later, seed=seed), RETRAIN), RETRAIN) for seed in seeds]
             own = runs.add(config, UNLEARN, tuple(needs), tuple(others), trained=first)
-            results = (own, *(node for stage, node in alone.items() if stage not in BASE))
+            held = [runs.check(first or own)] if against_never_saw and replays(config.unlearning.method) else []
+            results = (own, *held, *(node for stage, node in alone.items() if stage not in BASE))
             alone |= {node.stage: node for node in needs}
         for node in dict.fromkeys((*alone.values(), *results)):
             node.cells.append(cell)
@@ -180,6 +208,11 @@ class _Runs:
             if trained is None:
                 self._training.setdefault(_training(config, stage), node)
         return self._nodes[node.key]
+
+    def check(self, run: Node) -> Node:
+        """What holds the models of an exact erasure beside those of a federation that never had the records."""
+        node = Node(NEVER_SAW, run.hash, run.config, checked=run)
+        return self._nodes.setdefault(node.key, node)
 
     def trained(self, config: Config, stage: str) -> Node | None:
         """The run that trains what one with this configuration would, and serves another model; None where it is to do

@@ -7,13 +7,14 @@ import pytest
 from support.stages import execute
 
 from benchmarks import suite_kinds as suites
-from benchmarks.federated import collecting, graph
+from benchmarks.federated import collecting, graph, never_saw
 from oblivionis.config import compose as configuration
 from oblivionis.runs.directory import RunDirectory
 
 SUITE = """
 kind: federated
 experiment: smoke
+against_never_saw: true
 base:
   federation: {clients: 6, fraction_train: 0.7, local_epochs: 1, rounds: {finetune: 3, retrain: 3, unlearn: 3}}
   data: {authors: 8, questions_per_author: 2, forget_authors: 3}
@@ -39,9 +40,12 @@ def done(folder, name, *overrides):
     file.write_text(SUITE)
     settings = suites.load(file, overrides)[1]
     cells, store, trained = settings.cells(), folder / f"{name}-runs", []
-    plan = graph.plan(cells)
+    plan = graph.plan(cells, against_never_saw=True)
     for node in plan.nodes:
         node.task(store).prepare()
+        if node.checked is not None:
+            never_saw.main(node.checked.run(store).path, node.run(store).path)
+            continue
         run = RunDirectory.open(node.run(store).path)
         events, _ = execute(configuration.from_yaml(run.read_config()), run)
         assert node.finished(store), events.warnings
@@ -58,6 +62,13 @@ def test_the_merges_of_one_federation_are_trained_once(shared):
     _, plan, trained = shared
     assert [node.stage for node in plan.nodes].count("unlearn") == 3
     assert trained == ["retrain seed=0/served=mean", "unlearn seed=0/served=mean"]
+
+
+def test_the_model_of_every_demand_is_that_of_a_federation_that_never_had_the_records(shared):
+    rows, plan, _ = shared
+    assert [node.stage for node in plan.nodes].count("never_saw") == 1
+    equal = {row["served"]: row["value"] for row in rows if row["metric"] == "equal_to_never_saw"}
+    assert equal == {"mean": 3.0, "stack": 3.0, "ensemble": 3.0}
 
 
 @pytest.mark.parametrize("merge", ["stack", "ensemble"])
