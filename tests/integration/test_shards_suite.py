@@ -7,8 +7,10 @@ import pytest
 from support.stages import execute
 
 from benchmarks import suite_kinds as suites
-from benchmarks.federated import collecting, graph, never_saw
+from benchmarks.federated import collecting, frontier, graph, never_saw
+from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
 
 SUITE = """
@@ -35,7 +37,7 @@ UNTIMED = ("seconds", "serving_seconds", "serving_processor_seconds", "bytes_sen
 
 
 def done(folder, name, *overrides):
-    """The rows of a suite whose runs are done in this process, its graph, and which runs had a client train."""
+    """The rows of a suite whose runs are done in this process, its graph, which of them trained, and where they lie."""
     file = folder / f"{name}.yaml"
     file.write_text(SUITE)
     settings = suites.load(file, overrides)[1]
@@ -50,7 +52,10 @@ def done(folder, name, *overrides):
         events, _ = execute(configuration.from_yaml(run.read_config()), run)
         assert node.finished(store), events.warnings
         trained += [node.label] * bool(events.trained)
-    return collecting.collect(settings.axes(), cells, plan, store, folder, {}).to_pylist(), plan, trained
+    table = collecting.collect(settings.axes(), cells, plan, store, folder, {})
+    points = frontier.points(table, ["seed", "served"])
+    assert [point.label for point in points if point.exact] == [cell.labels["served"] for cell in cells]
+    return table.to_pylist(), plan, trained, store
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +64,27 @@ def shared(tmp_path_factory):
 
 
 def test_the_merges_of_one_federation_are_trained_once(shared):
-    _, plan, trained = shared
+    _, plan, trained, _ = shared
     assert [node.stage for node in plan.nodes].count("unlearn") == 3
     assert trained == ["retrain seed=0/served=mean", "unlearn seed=0/served=mean"]
 
 
 def test_the_model_of_every_demand_is_that_of_a_federation_that_never_had_the_records(shared):
-    rows, plan, _ = shared
+    rows, plan, *_ = shared
     assert [node.stage for node in plan.nodes].count("never_saw") == 1
     equal = {row["served"]: row["value"] for row in rows if row["metric"] == "equal_to_never_saw"}
     assert equal == {"mean": 3.0, "stack": 3.0, "ensemble": 3.0}
+
+
+def test_a_model_that_saw_the_records_is_found(shared, monkeypatch):
+    _, plan, _, store = shared
+    (run,) = [node.checked.run(store).path for node in plan.nodes if node.checked is not None]
+    trained = Worker.finetune
+    monkeypatch.setattr(Worker, "finetune", lambda *args, **more: trained(*args, **{**more, "excluded": ()}))
+    with pytest.raises(
+        RunError, match=r"the model after the demand of round \d of shard \d is not that of a federation"
+    ):
+        never_saw.check(run)
 
 
 @pytest.mark.parametrize("merge", ["stack", "ensemble"])
@@ -76,7 +92,7 @@ def test_a_merge_that_shares_has_the_numbers_of_a_run_of_its_own(shared, tmp_pat
     served = (
         f"matrix.served=[{{label: {merge}, unlearning: exact, federation.shards: 2, federation.shard_merge: {merge}}}]"
     )
-    alone, _, trained = done(tmp_path, "alone", served)
+    alone, _, trained, _ = done(tmp_path, "alone", served)
     assert len(trained) == 2
 
     def values(rows):
