@@ -63,11 +63,9 @@ def check(path: Path) -> int:
         expected[federation.end] = last[shard]
         for number, model in federation.models(own):
             if expected.get(number, model) != model:
-                which = (
-                    "the last model" if number == federation.end else f"the model after the demand of round {number}"
-                )
-                of = f" of shard {shard}" if proof.shards > 1 else ""
-                raise RunError(f"{path}: {which}{of} is not that of a federation that never had the records")
+                what = "the last model" if number == federation.end else f"the model after the demand of round {number}"
+                what += f" of shard {shard}" if proof.shards > 1 else ""
+                raise RunError(f"{path}: {what} is not that of a federation that never had the records")
             print(f"shard {shard}: round {number}, equal", flush=True)
     return len(applied)
 
@@ -138,10 +136,11 @@ class _NeverSaw:
 
 def main(source: Path, folder: Path) -> None:
     """Check the run `source` and write the result into `folder`."""
-    began = time.perf_counter()
-    demands = check(source)
-    summary = {"stage": NEVER_SAW, "rounds": demands, "seconds": time.perf_counter() - began}
-    RunDirectory(folder).finish_stage(NEVER_SAW, {**summary, "metrics": {EQUAL: float(demands)}}, None)
+    began, place = time.perf_counter(), RunDirectory(folder)
+    with place.lock():
+        demands = check(source)
+        summary = {"stage": NEVER_SAW, "rounds": demands, "seconds": time.perf_counter() - began}
+        place.finish_stage(NEVER_SAW, {**summary, "metrics": {EQUAL: float(demands)}}, None)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def draw(points: Sequence[Point], cost: str, metric: str) -> Figure:
     return figure
 
 
-def _frontiers(points: Sequence[Point]) -> list[tuple[Sequence[Point], tuple[str, str, str]]]:
+def _frontiers(points: Sequence[Point]) -> list[tuple[Sequence[Point], tuple[str, Any, str]]]:
     """Of all points, and of the exact ones where these are some: each with its colour, dashes and label."""
     exact, every = [point for point in points if point.exact], (points, (INK, "-", "frontier"))
     return [every, (exact, (_EXACT, "--", "frontier of exact ones"))] if 0 < len(exact) < len(points) else [every]
