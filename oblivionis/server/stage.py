@@ -400,7 +400,7 @@ class _Recorder(Listener):
         self._cuts: list[dict[str, object]] = []
         self._more: dict[str, float] = {}
         self._sent = self._received = 0
-        self._counts = stage.server.simulated and stage.config.federation.ray_address is None
+        self._counts = stage.server.starts_clients and stage.config.federation.ray_address is None
         self._work = self._since = 0.0
         self._checkpoint: Checkpoint | None = None
 
