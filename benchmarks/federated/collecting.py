@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.federated.graph import Graph, Node
-from benchmarks.federated.identity import UNLEARN
+from benchmarks.federated.identity import NEVER_SAW, UNLEARN
 from benchmarks.federated.matrix import Axis, Cell
 from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, NOT_MEASURED, SECONDS, table_of
 from benchmarks.federated.serving import of_demands
@@ -30,7 +30,7 @@ def collect(
     """
     rows: list[dict[str, Any]] = []
     for node in graph.nodes:
-        if node.finished(store):
+        if node.finished(store) and node.checked is None:
             artifact_binding.require_intact(node.run(store), with_models=False)
     for cell in cells:
         nodes = graph.of_cell[cell.id]
@@ -44,10 +44,13 @@ def collect(
 
 def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]:
     run = node.run(store)
+    if node.checked is not None:
+        yield from _checked(run, folder)
+        return
     evaluation = node.config.evaluation
     known = report.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
     sources = {stage: need.run(store) for need in node.needs for stage in need.config.stages}
-    first = next(iter(sources.values()), run)
+    first, served = next(iter(sources.values()), run), (node.trained or node).run(store)
     for stage in (BASE_MODEL, *STAGES, "local_unlearned"):
         summary = run.stage_summary(stage)
         values: Mapping[str, float] = _of_base(first) if stage == BASE_MODEL else {}
@@ -57,7 +60,7 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
                 **summary.get("traffic", {}),
                 **summary["metrics"],
                 **known.get(stage, {}),
-                **(of_demands(run) if stage == UNLEARN else {}),
+                **(of_demands(served) if stage == UNLEARN else {}),
             }
         source = first if stage == BASE_MODEL else sources.get(stage, run)
         place = Path(os.path.relpath(source.path, folder)).as_posix()
@@ -68,6 +71,13 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
         for evaluator, why in _failed(source, stage).items():
             missing = {"stage": stage, "status": NOT_MEASURED, "error": why, "run": place}
             yield {**missing, "metric": evaluator, "value": None}
+
+
+def _checked(run: RunDirectory, folder: Path) -> Iterator[dict[str, Any]]:
+    """What a check of the models of unlearn found."""
+    row = {"stage": UNLEARN, "status": DONE, "error": "", "run": Path(os.path.relpath(run.path, folder)).as_posix()}
+    for metric, value in (run.stage_summary(NEVER_SAW) or {"metrics": {}})["metrics"].items():
+        yield {**row, "metric": metric, "value": value}
 
 
 def _failed(run: RunDirectory, stage: str) -> dict[str, str]:

@@ -32,8 +32,8 @@ def costs(nodes: Sequence[Node], store: Path) -> list[str]:
 
 
 def _like_those_done(todo: Sequence[Node], done: Sequence[Node], of: Callable[[Node], float]) -> float | None:
-    """The sum over `todo`, each as the mean of those done with its model and stage; None where one has no such."""
-    known: dict[tuple[str, str], list[float]] = {}
+    """The sum over `todo`, each as the mean of those done of its kind; None where one has no such."""
+    known: dict[tuple[str, str, bool], list[float]] = {}
     for node in done:
         known.setdefault(_kind(node), []).append(of(node))
     if any(_kind(node) not in known for node in todo):
@@ -41,8 +41,9 @@ def _like_those_done(todo: Sequence[Node], done: Sequence[Node], of: Callable[[N
     return sum(fmean(known[_kind(node)]) for node in todo)
 
 
-def _kind(node: Node) -> tuple[str, str]:
-    return node.config.model.source, node.stage
+def _kind(node: Node) -> tuple[str, str, bool]:
+    """Its model and stage, and whether it trains."""
+    return node.config.model.source, node.stage, node.trained is None
 
 
 def _bytes(folder: Path) -> float:

@@ -23,6 +23,8 @@ from oblivionis.runs.directory import package_versions
 from oblivionis.runs.updates import stored_rounds
 
 UNLEARN, RETRAIN, FINETUNE = "unlearn", "retrain", "finetune"
+NEVER_SAW = "never_saw"
+"""No stage of a run, but what an exact erasure is held beside."""
 BASE = (FINETUNE, RETRAIN)
 """Stages that unlearn takes over."""
 ALONE = (*BASE, "local")

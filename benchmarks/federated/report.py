@@ -9,7 +9,7 @@ from typing import TypedDict
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.federated import papers, results
+from benchmarks.federated import frontier, papers, results
 from benchmarks.federated.settings import Settings
 from benchmarks.federated.tables import FORMATS, SUFFIXES, build, unknown_metrics
 from benchmarks.output.page import SuiteView, write_suite_html
@@ -46,6 +46,7 @@ def write_report(settings: Settings, folder: Path, console: Console) -> None:
             say(console, f"warning: {problem}", "yellow")
         tables.append(table)
     frame = found.to_pandas()
+    points = frontier.points(found, axes) if settings.against_never_saw else []
     view = SuiteView(
         title=settings.title or folder.name,
         description=settings.description,
@@ -55,9 +56,12 @@ def write_report(settings: Settings, folder: Path, console: Console) -> None:
         tables=tables,
         paper=_published(settings),
         facts=dict(_facts(settings, folder, frame)),
+        frontier=frontier.figure(points, folder) if points else None,
     )
     page = write_suite_html(folder, view)
     say(console, f"report: {page}; tables as Markdown, LaTeX, CSV and HTML: {folder / TABLES}")
+    if points:
+        say(console, f"cost against utility: {folder / frontier.FILE}")
 
 
 def _published(settings: Settings) -> pd.DataFrame | None:

@@ -33,7 +33,7 @@ from oblivionis.runs.failed_evaluators import not_measured
 
 def announce(settings: Settings, options: Options) -> list[str]:
     """What `run` would do."""
-    graph = plan(settings.cells(), settings.oracles)
+    graph = plan(settings.cells(), settings.oracles, against_never_saw=settings.against_never_saw)
     done = [node for node in graph.nodes if node.finished(options.store)]
     saved = sum(node.seconds(options.store) for node in done)
     many = f"{options.jobs} at a time" if options.away is None else "as many at a time as machines have room for"
@@ -64,7 +64,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
     cells failed, KeyboardInterrupt after the runs under way were stopped.
     """
     cells = settings.cells()
-    graph = plan(cells, settings.oracles)
+    graph = plan(cells, settings.oracles, against_never_saw=settings.against_never_saw)
     if isinstance(options.away, Slurm):
         slurm.write(graph, folder, options.store, options.away, console)
         return
@@ -106,7 +106,7 @@ def gather(settings: Settings, folder: Path, console: Console, store: Path) -> N
     Raises RunFailed when cells are not done.
     """
     cells = settings.cells()
-    graph = plan(cells, settings.oracles)
+    graph = plan(cells, settings.oracles, against_never_saw=settings.against_never_saw)
     failures: dict[str, str] = {}
     for node in graph.nodes:
         if node.finished(store) or node.run(store).held_by() is not None:

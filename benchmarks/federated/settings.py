@@ -50,6 +50,13 @@ class Settings:
             at_least=0,
         ),
     )
+    against_never_saw: bool = field(
+        default=False,
+        metadata=about(
+            "Hold each model of an exact erasure beside that of a federation that never had the records: as much work "
+            "as the erasures themselves. A cell in which one is not equal to the last bit fails."
+        ),
+    )
     tables: dict[str, Any] = field(
         default_factory=dict,
         metadata=about("By name of the layout: title, rows, columns, groups, models, metrics, paper, show, note."),

@@ -25,7 +25,7 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
     It has the cores and GPUs of this process. Raises RunError for a run that the suite does not have, RunFailed when it
     breaks off, KeyboardInterrupt after it was stopped.
     """
-    graph = plan(settings.cells(), settings.oracles)
+    graph = plan(settings.cells(), settings.oracles, against_never_saw=settings.against_never_saw)
     node = next((node for node in graph.nodes if node.key == key), None)
     if node is None:
         raise RunError(
@@ -41,7 +41,7 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
         raise RunFailed(f"{node.label}: it begins with {' and '.join(missing)}, which is not done")
     task.prepare()
     say(console, f"{node.label}: {task.run.path}")
-    job = processes.start(task.run.path, Slot(()), node.config.unlearning.method)
+    job = processes.start(task.run.path, Slot(()), node.config.unlearning.method, command=task.command)
     try:
         with processes.ended_with_us(job):
             _wait(lambda: job.process.poll() is not None)

@@ -150,7 +150,7 @@ def write(graph: Graph, folder: Path, store: Path, slurm: Slurm, console: Consol
     }
     name = _name(folder)
     for array in found:
-        lines = [f"{node.key} {' '.join(node.config.stages)}\n" for node in array.nodes]
+        lines = [f"{node.key} {' '.join(node.stages)}\n" for node in array.nodes]
         write_atomic(place / f"{array.name}.tasks", "".join(lines))
         write_atomic(place / f"{array.name}.after", "".join(f"{node.key}\n" for node in array.after))
         options = "\n".join(f"#SBATCH {option}" for option in _options(array, name, place, slurm))

@@ -44,7 +44,7 @@ class SuiteView:
     the matrix' axes; `seed` is averaged over. paper: the published numbers, with `metric`, `value` and any of the axes
     and `stage` (default: unlearn); an axis that is missing matches every value. facts: label → text for what was run.
     warnings: sentences in addition to those that are found in the cells. metrics: those that are drawn (None:
-    `figures.drawn`).
+    `figures.drawn`). frontier: a figure that comes before these.
     """
 
     title: str
@@ -57,6 +57,7 @@ class SuiteView:
     facts: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     metrics: Sequence[str] | None = None
+    frontier: h.Node = None
 
     @property
     def compared(self) -> list[str]:
@@ -84,6 +85,7 @@ def write_suite_html(folder: Path, suite: SuiteView) -> Path:
         section_heading("results", "Results", "Retrained model", "Standard deviation (±)"),
         [table.html() for table in suite.tables] or h.p["No tables yet."],
         section_heading("figures", "Figures"),
+        suite.frontier,
         figures(suite.cells, suite.axes, suite.paper, suite.metrics),
         _paper(suite),
         section_heading("cells", "Cells"),

@@ -83,8 +83,8 @@ class LocalExecutor:
         return bool(self._free)
 
     def submit(self, task: Task) -> Job:
-        """Start `oblivionis simulate --resume`."""
-        job = processes.start(task.run.path, self._free[0], task.config.unlearning.method)
+        """Start the process of a run."""
+        job = processes.start(task.run.path, self._free[0], task.config.unlearning.method, command=task.command)
         self._under_way.append((job, self._free.pop(0)))
         return job
 

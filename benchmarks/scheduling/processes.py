@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ import psutil
 from oblivionis.config.extension_traits import own_loss
 
 LOG = "suite.log"
+RESUME = ("oblivionis.cli.main", "simulate", "--resume")
+"""The module, and its arguments before the folder, that continue a run."""
 _GRACE_S = 5.0
 
 
@@ -90,20 +92,22 @@ def start(
     slot: Slot,
     method: str,
     *,
+    command: Sequence[str] = RESUME,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Job:
-    """Continue the run directory `run` as `oblivionis simulate --resume` does; what it prints goes to its suite.log.
+    """Do the work of the run directory `run`; what it prints goes to its suite.log.
 
-    method: that of the suite's own configuration: where it is the file of a loss, the run may execute it. environment:
-    the process's variables, None: those of this one; folder: its working directory, None: likewise.
+    method: that of the suite's own configuration: where it is the file of a loss, the run may execute it; command: a
+    module and its arguments, to which the folder is added; environment: the process's variables, None: those of this
+    one; folder: its working directory, None: likewise.
     """
     variables = dict(os.environ if environment is None else environment)
     if slot.gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = slot.gpus
-    command = [sys.executable, "-m", "oblivionis.cli.main", "simulate", "--resume", str(run)]
+    arguments = [sys.executable, "-m", *command, str(run)]
     if (file := own_loss(method)) is not None:
-        command += ["--allow-code", str(file)]
+        arguments += ["--allow-code", str(file)]
     before = os.sched_getaffinity(0) if slot.cpus else set()
     log = run / LOG
     try:
@@ -111,7 +115,7 @@ def start(
             os.sched_setaffinity(0, slot.cpus)
         with log.open("wb") as handle:
             process = subprocess.Popen(
-                command,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=handle,
                 stderr=handle,

@@ -152,7 +152,7 @@ class Runs:
         for key, task in self._tasks.items():
             if key in self._took or key in self.done or key in self.failures:
                 continue
-            same = [s for other, s in self._took.items() if self._tasks[other].config.stages == task.config.stages]
+            same = [s for other, s in self._took.items() if self._tasks[other].of_kind(task)]
             expected = sum(same) / len(same) if same else mean
             if key in self._scheduler.under_way:
                 expected = max(0.0, expected - self._scheduler.under_way[key][1].seconds)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
+from oblivionis.chain import HASH, PREV, Chain
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Model
 from oblivionis.errors import RunError
+from oblivionis.files import link_or_copy, read_lines
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.ancestry import descents, note_descent
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.saved_representations import copy_states
-from oblivionis.runs.updates import open_stores
+from oblivionis.runs.updates import UPDATES, open_stores
 
 REUSABLE = ("finetune", "retrain")
+_JUDGED = ("verified", "verification_failed")
+"""Lines of a ledger that say what a model was found to know."""
 
 
 def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: Events) -> None:
@@ -51,6 +56,31 @@ def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
     summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
     copy_states(source, run, stage)
     artifact_binding.finish_stage(run, stage, summary, source.evaluation_log(stage))
+
+
+def adopt_rounds(run: RunDirectory, source: RunDirectory, stage: str) -> None:
+    """Take over a finished stage of a run that trains as `run` does and serves another model of its shards.
+
+    That is its last model, its rounds and, of unlearn, its requests and what it stores of rounds. The stage is left as
+    if `run` had broken off before it measured that model: it does so when it goes on.
+    """
+    if run.checkpoint_rounds(stage):
+        return
+    artifact_binding.take_over(run, source, stage)
+    run.append_metrics([r for r in source.metrics() if (r["stage"], r["evaluator"]) == (stage, "federation")])
+    if stage == "unlearn":
+        shutil.rmtree(run.path / UPDATES, ignore_errors=True)
+        shutil.copytree(source.path / UPDATES, run.path / UPDATES, copy_function=_linked)
+        lines = [line for line in read_lines(source.ledger_path) if "id" in line and line["event"] not in _JUDGED]
+        known = {line["id"] for line in run.lines("submitted")}
+        kept = [{k: v for k, v in line.items() if k not in (HASH, PREV)} for line in lines if line["id"] not in known]
+        Chain(run.ledger_path).append(kept)
+    run.save_checkpoint(source.load_checkpoint(stage), keep=1)
+
+
+def _linked(source: str, target: str) -> None:
+    """A file that is never changed as a link, a list of them as a copy."""
+    (link_or_copy if source.endswith(".safetensors") else shutil.copyfile)(Path(source), Path(target))
 
 
 def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:

@@ -115,7 +115,7 @@ class Server:
         model = served(self.assembled, config)
         self.assessor = Assessor(model, corpus, config, self.start_vector, remote_evaluator=remote_evaluator)
         self.oracles: list[Oracle] = []
-        self.simulated = simulated
+        self.simulated, self.starts_clients = simulated, roster is not None
         self.account: Account | None = None
         self.settings = configuration.to_yaml(config)
         run.write_environment(

@@ -34,6 +34,7 @@ from oblivionis.runs.directory import Checkpoint, part_hashes, vector_hash
 from oblivionis.runs.failed_evaluators import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import UpdateStore, open_stores
+from oblivionis.runtime.processes import processor_seconds
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.round_settings import sampling_of, waiting
 from oblivionis.server.run_context import Server
@@ -399,6 +400,8 @@ class _Recorder(Listener):
         self._cuts: list[dict[str, object]] = []
         self._more: dict[str, float] = {}
         self._sent = self._received = 0
+        self._counts = stage.server.starts_clients and stage.config.federation.ray_address is None
+        self._work = self._since = 0.0
         self._checkpoint: Checkpoint | None = None
 
     def round_started(self, server_round: int, total: int) -> None:
@@ -406,6 +409,7 @@ class _Recorder(Listener):
         self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
         self._clients, self._cuts, self._more = {}, [], {}
         self._stage.idle = []
+        self._work, self._since = 0.0, self._processor_seconds()
         self._sent, self._received = self._stage.server.grid.sent, self._stage.server.grid.received
         self._stage.events.round_started(server_round)
 
@@ -459,7 +463,17 @@ class _Recorder(Listener):
         self._cuts.append({"client": node, "what": what, "told": told, "used": used})
         self._stage.events.warning(f"client {node}: the {what} {told:.4g} of its reply counts as {used:.4g}")
 
+    def _processor_seconds(self) -> float:
+        """Of the server and its clients so far, where these are processes of this machine."""
+        return processor_seconds() if self._counts else 0.0
+
     def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+        """Keep and measure a model; what that takes is no work of the round."""
+        self._work += self._processor_seconds() - self._since
+        self._take_up(server_round, moment, arrays, state)
+        self._since = self._processor_seconds()
+
+    def _take_up(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
         stage, vector = self._stage, _vector(arrays)
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
@@ -508,6 +522,7 @@ class _Recorder(Listener):
             "seconds": seconds,
             "replies": self._replies,
             "failures": self._failures,
+            **({"processor_seconds": self._work} if self._counts else {}),
             **self._more,
             **traffic,
             **values,

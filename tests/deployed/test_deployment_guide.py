@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.deployed import BRISK
-from support.processes import MARK, PROJECT, end, environment, free_ports, marked, until
+from support.processes import MARK, PROJECT, checkout, end, environment, free_ports, marked, until
 
 from oblivionis.chain import check_chain
 from oblivionis.erasure.node_ledger import NodeLedger
@@ -42,7 +42,7 @@ class Reader:
     def __init__(self, home):
         self.home, self.lab, self.exports = home, home / "lab", []
         self.log = home / "services.log"
-        self.said = {}
+        self.said, self.checkout = {}, checkout(home / "oblivionis")
         self.port, self.superlink_port, self.node_port = free_ports(3)
         cache = os.environ.get("OBLIVIONIS_CACHE") or Path.home() / ".cache" / "oblivionis"
         brisk = {"OBLIVIONIS_TEST_PATCH": BRISK, "OMP_NUM_THREADS": 1}
@@ -97,7 +97,7 @@ class Reader:
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=PROJECT,
+                cwd=self.checkout,
                 start_new_session=True,
             )
         self.services.append(service)
@@ -112,7 +112,7 @@ class Reader:
         return subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join([*self.exports, command])],
             env=self.environment,
-            cwd=PROJECT,
+            cwd=self.checkout,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

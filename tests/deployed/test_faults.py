@@ -98,7 +98,7 @@ def kill_server_app(lab):
 
 
 def resumed(lab, name):
-    told = lab.flwr("run", PROJECT, "lab", "--run-config", f'resume="runs/{name}"', "--format", "json")
+    told = lab.flwr("run", lab.app, "lab", "--run-config", f'resume="runs/{name}"', "--format", "json")
     return json.loads(told[told.index("{") :])["run-id"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.processes import (
     IN_ONE_PROCESS,
     MARK,
-    PROJECT,
+    checkout,
     environment,
     free_ports,
     listening,
@@ -160,7 +160,7 @@ class FlowerCommands:
     """Flower's own commands with a SuperLink of their own, which is stopped at the end."""
 
     def __init__(self, cwd):
-        self.cwd = cwd
+        self.cwd, self.app = cwd, checkout(cwd / "checkout")
         ports = free_ports(2)
         self.environment = environment(
             FLWR_HOME=cwd / "flower-home",
@@ -175,10 +175,12 @@ class FlowerCommands:
             **{MARK: cwd},
         )
 
-    def run(self, nodes, run_config, app=PROJECT):
+    def run(self, nodes, run_config, app=None):
         """Output of `flwr run --stream` and the run's status afterwards."""
         nodes = f"num-supernodes={nodes}"
-        output = self._flwr("run", app, "--stream", "--federation-config", nodes, "--run-config", run_config)
+        output = self._flwr(
+            "run", app or self.app, "--stream", "--federation-config", nodes, "--run-config", run_config
+        )
         runs = json.loads(self._flwr("list", "--format", "json"))["runs"]
         return output, max(runs, key=lambda run: run["pending-at"])["status"]
 

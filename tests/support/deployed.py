@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from support.processes import FORKED, MARK, PROJECT, end, environment, free_ports, marked, until
+from support.processes import FORKED, MARK, checkout, end, environment, free_ports, marked, until
 
 START_S, STOP_S, RUN_S = 90, 60, 600
 UNMEASURED = (
@@ -40,7 +40,7 @@ class Deployed:
     def __init__(self, folder, clients=3, init=()):
         self.folder, self.clients = Path(folder), clients
         self.port, self.superlink_port, *self.node_ports = free_ports(2 + clients)
-        self.processes = {}
+        self.processes, self.app = {}, checkout(self.folder.parent / f"{self.folder.name}-app")
         self.logs_folder = self.folder.parent / f"{self.folder.name}-logs"
         self.logs_folder.mkdir(parents=True)
         ports = ["--port", self.port, "--superlink-port", self.superlink_port]
@@ -160,7 +160,7 @@ class Deployed:
     def submit(self, config, overrides=""):
         """Start a run; its id. The run's folder is `server/runs/<name>`."""
         run_config = f'config="{config}" overrides="{overrides}"'
-        told = self.flwr("run", PROJECT, "lab", "--run-config", run_config, "--format", "json")
+        told = self.flwr("run", self.app, "lab", "--run-config", run_config, "--format", "json")
         return json.loads(told[told.index("{") :])["run-id"]
 
     def status(self, run):

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -17,6 +18,15 @@ FORKED = "OBLIVIONIS_TEST_FORKED"
 """In the environment of what `forks.py` forked; whoever handed over to it has the same command line."""
 IN_ONE_PROCESS = PROJECT / "tests" / "support" / "in_one_process.py"
 """Runs first in commands (`OBLIVIONIS_TEST_PATCH`), so that their simulations begin no process."""
+
+
+def checkout(folder):
+    """A copy of this checkout without what was installed and made in it: `flwr run` looks at each file of a folder."""
+    own = {"pyproject.toml", "LICENSE", "oblivionis", "strategies", "clients", "evaluation", "conf", "docs"}
+    shutil.copytree(
+        PROJECT, folder, ignore=lambda at, names: {"__pycache__"} | (set(names) - own if Path(at) == PROJECT else set())
+    )
+    return folder
 
 
 def environment(**more):

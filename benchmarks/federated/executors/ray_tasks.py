@@ -84,7 +84,7 @@ class RayExecutor:
 
     def _only_shared(self, name: str) -> list[str]:
         """Runs that read the folders of other runs, which do not travel with them."""
-        reading = [n for n in self.nodes if n.oracles or (n.needs and n.config.privacy.level != "none")]
+        reading = [n for n in self.nodes if n.oracles or n.checked or (n.needs and n.config.privacy.level != "none")]
         if not reading:
             return []
         return [
@@ -141,7 +141,7 @@ class RayExecutor:
         parcel = [] if self.sharing else [ray.put(piece) for piece in pieces(task.run.path)]
         demand = self.demands[task.key]
         method, versions = task.config.unlearning.method, ray_worker.versions()
-        order = Order(task.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel)
+        order = Order(task.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel, tuple(task.command))
         asked = RayTask(task.label, task.run.path, order, demand)
         asked.begin()
         self.tasks.append(asked)

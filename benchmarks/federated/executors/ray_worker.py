@@ -49,7 +49,7 @@ class Order:
     """A run to be done: key: its folder in the store that `probe` lies in; folder: where its relative paths begin.
 
     method: that of unlearning; versions: those of the machine that asks; parcel: pieces of the prepared run in Ray's
-    object store, for a machine that does not see the store.
+    object store, for a machine that does not see the store; command: what does it, as `processes.start` takes it.
     """
 
     key: str
@@ -59,6 +59,7 @@ class Order:
     versions: Mapping[str, str]
     cpus: int
     parcel: Sequence[Any]
+    command: Sequence[str] = processes.RESUME
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def _start(folder: Path, cores: tuple[int, ...], order: Order) -> Job:
     gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     place = order.folder if order.folder.is_dir() else folder
-    return processes.start(folder, Slot(cores, gpus), order.method, environment=environment, folder=place)
+    slot, how = Slot(cores, gpus), {"environment": environment, "folder": place}
+    return processes.start(folder, slot, order.method, command=order.command, **how)
 
 
 def _followed(job: Job) -> Iterator[str]:

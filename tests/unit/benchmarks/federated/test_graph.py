@@ -50,6 +50,49 @@ def test_a_method_that_takes_over_no_finetune_does_it_in_its_own_run(tmp_path):
     assert sorted(node.stage for node in plan.nodes) == ["finetune", "retrain", "unlearn", "unlearn"]
 
 
+MERGES = (
+    *("stages=[finetune, retrain, unlearn]", "base.evaluation.rebound.enabled=false", "matrix.strategy=[fedavg]"),
+    *("base.evaluation.every_training=0", "base.federation.shards=2", "matrix.federation.shard_merge=[mean, ensemble]"),
+)
+
+
+def test_cells_that_differ_in_what_is_served_of_shards_train_once(tmp_path):
+    file = suite(tmp_path)
+    plan = graph.plan(cells(file, *MERGES, "matrix.unlearning=[exact]"))
+    training = {node.label: node.trained.label for node in plan.nodes if node.trained is not None}
+    unlearn, retrain = (f"{stage} fedavg/exact/seed=0/shard_merge=mean" for stage in ("unlearn", "retrain"))
+    served = "fedavg/exact/seed=0/shard_merge=ensemble"
+    assert training == {f"finetune {served}": unlearn, f"retrain {served}": retrain, f"unlearn {served}": unlearn}
+    assert all(plan.nodes.index(need) < plan.nodes.index(node) for node in plan.nodes for need in node.after)
+    other = graph.plan(cells(file, *MERGES, "matrix.unlearning=[npo]"))
+    assert [n.stage for n in other.nodes if n.trained is not None] == ["finetune", "retrain"], "not its requests"
+
+
+def test_what_is_measured_between_rounds_is_measured_in_a_training_of_its_own(tmp_path):
+    for often in ("base.evaluation.every=1", "base.evaluation.at_start=true", "base.evaluation.rebound.enabled=true"):
+        plan = graph.plan(cells(suite(tmp_path), *MERGES, "matrix.unlearning=[exact]", often))
+        assert all(node.trained is None for node in plan.nodes)
+
+
+def test_every_cell_of_an_exact_erasure_waits_for_its_check(tmp_path):
+    both = cells(suite(tmp_path), *MERGES, "matrix.unlearning=[exact, npo]")
+    plan = graph.plan(both, against_never_saw=True)
+    (check,) = (node for node in plan.nodes if node.checked is not None)
+    waiting = {cell.labels["unlearning"] for cell in both if check in plan.of_cell[cell.id]}
+    assert waiting == {"exact"} and len(check.cells) == 2 and check.after == (check.checked,)
+    task = check.task(tmp_path)
+    assert task.stages == ("never_saw",) and not task.finished
+    assert task.command == (graph.CHECK, str(check.checked.run(tmp_path).path))
+    assert not any(node.checked for node in graph.plan(both).nodes)
+
+
+def test_all_runs_of_a_seed_come_first_where_the_seed_is_the_first_axis(tmp_path):
+    text = SMALL.replace("  seed: [0]\n", "").replace("matrix:\n", "matrix:\n  seed: [1, 0]\n")
+    plan = graph.plan(cells(suite(tmp_path, text), "stages=[finetune, retrain, unlearn]"))
+    seeds = [node.config.seed for node in plan.nodes]
+    assert seeds == sorted(seeds, reverse=True) and set(seeds) == {0, 1}
+
+
 def test_cells_share_finetune_and_retrain_and_local(tmp_path):
     plan = graph.plan(
         cells(suite(tmp_path), "stages=[finetune, retrain, unlearn, local]", "matrix.strategy=[fedavg, fedadam]")

@@ -132,7 +132,8 @@ def test_an_interruption_ends_what_is_under_way():
 def test_a_stopped_run_gives_its_cores_back(monkeypatch):
     slots, ends = [Slot((0,)), Slot((1,))], []
 
-    def start(path, slot, method):
+    def start(path, slot, method, *, command):
+        assert (method, command) == ("npo", ("module",))
         return processes.Job(SimpleNamespace(poll=lambda: None, slot=slot), path / "log")
 
     monkeypatch.setattr(processes, "slots", lambda jobs: list(slots))
@@ -140,7 +141,8 @@ def test_a_stopped_run_gives_its_cores_back(monkeypatch):
     monkeypatch.setattr(processes, "stop", ends.extend)
     executor = LocalExecutor(2)
     run = SimpleNamespace(path=Path("run"))
-    task = SimpleNamespace(run=run, config=SimpleNamespace(unlearning=SimpleNamespace(method="npo")))
+    config = SimpleNamespace(unlearning=SimpleNamespace(method="npo"))
+    task = SimpleNamespace(run=run, config=config, command=("module",))
     first, second = executor.submit(task), executor.submit(task)
     assert not executor.room(task) and [job.process.slot for job in (first, second)] == slots
     executor.stop([first])
