@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from support.processes import until
 from support.reports import ask, bind, make_run
 from support.window import Visitor, run_page
 
@@ -275,7 +276,8 @@ def test_the_newest_runs_are_shown_while_the_others_are_read(runs, slowly):
     assert f"0 of {len(KINDS)} runs in" in page and "are read so far" in page and 'data-seconds="3"' in page
     assert "No runs" not in page and "; 0 of these are shown" not in page
     slowly.update(newest := sorted(KINDS)[-2:])
-    visitor.library.readings.glances({kind: runs / kind for kind in newest}, None)
+    wanted = {kind: runs / kind for kind in newest}
+    assert until(lambda: not visitor.library.readings.glances(wanted, 0.05).unread, 60, every=0.05)
     answer = visitor.get("/?part=runs&unread=1")
     assert f"2 of {len(KINDS)} runs in" in answer.text and answer.headers["x-seconds"] == "3"
     assert all(run_page(kind) in answer.text for kind in newest) and answer.text.count("<tr>") == 3
