@@ -42,7 +42,7 @@ class Reader:
     def __init__(self, home):
         self.home, self.lab, self.exports = home, home / "lab", []
         self.log = home / "services.log"
-        self.said, self.checkout = {}, checkout(home / "oblivionis")
+        self.said, self.checkout = {}, checkout(home / "checkout")
         self.port, self.superlink_port, self.node_port = free_ports(3)
         cache = os.environ.get("OBLIVIONIS_CACHE") or Path.home() / ".cache" / "oblivionis"
         brisk = {"OBLIVIONIS_TEST_PATCH": BRISK, "OMP_NUM_THREADS": 1}
