@@ -50,7 +50,7 @@ class Fake:
         patch.setattr(processes, "stop", self.stopped.extend)
         patch.setattr(scheduler, "POLL_S", 0.0)
 
-    def start(self, path, slot, method):
+    def start(self, path, slot, method, command=processes.RESUME):
         self.started.append(path)
         code = self._behaviour(RunDirectory.open(path))
         log = path / processes.LOG
