@@ -29,7 +29,7 @@ ANOTHER = "finetune_of_another_run"
 """In `NOT_WITH` of a method: it cannot take over finetune."""
 
 CHECK = "benchmarks.federated.never_saw"
-"""The module that holds an exact erasure beside a federation that never had the records; loading it takes time."""
+"""The module that compares an exact erasure with a federation that never had the records; loading it takes time."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Node:
 
     oracles: runs whose retrained models RULER takes for its noise bands; trained: the run whose rounds are this one's,
     too, where they differ in what is served alone: this one only measures; checked: the run of an exact erasure whose
-    models are held beside those of a federation that never had the records, which is all that is done; cells: those
+    models this one compares with those of a federation that never had the records, and does nothing else; cells: those
     that it serves, none where it is an oracle only.
     """
 
@@ -60,7 +60,7 @@ class Node:
     def label(self) -> str:
         """The stage, and the labels that its cells have in common."""
         if self.checked is not None:
-            return f"{self.stage} beside {self.checked.label}"
+            return f"{self.stage} compared with {self.checked.label}"
         if not self.cells:
             return f"{self.stage} (oracle, seed={self.config.seed}, {self.hash[:6]})"
         first, *others = [cell.labels for cell in self.cells]
@@ -128,7 +128,7 @@ def plan(cells: Sequence[Cell], oracles: int = 0, *, against_never_saw: bool = F
     is served of their shards alone the first trains, and the others measure its models.
 
     oracles: for each cell so many further retrained models, of the seeds that follow its own; against_never_saw: each
-    model of an exact erasure is held beside that of a federation that never had the records.
+    model of an exact erasure is compared with that of a federation that never had the records.
 
     In the order of work a run that others wait for comes before one that nobody waits for, and those whose dependants
     are most come first; otherwise the order of the cells is kept. Where the seed is the first axis, all runs of a seed
@@ -210,7 +210,7 @@ class _Runs:
         return self._nodes[node.key]
 
     def check(self, run: Node) -> Node:
-        """What holds the models of an exact erasure beside those of a federation that never had the records."""
+        """What compares the models of an exact erasure with those of a federation that never had the records."""
         node = Node(NEVER_SAW, run.hash, run.config, checked=run)
         return self._nodes.setdefault(node.key, node)
 

@@ -24,7 +24,7 @@ from oblivionis.runs.updates import stored_rounds
 
 UNLEARN, RETRAIN, FINETUNE = "unlearn", "retrain", "finetune"
 NEVER_SAW = "never_saw"
-"""No stage of a run, but what an exact erasure is held beside."""
+"""No stage of a run, but what an exact erasure is compared with."""
 BASE = (FINETUNE, RETRAIN)
 """Stages that unlearn takes over."""
 ALONE = (*BASE, "local")

@@ -1,4 +1,4 @@
-"""A federation that never had the demanded records, beside which each model of an exact erasure is held.
+"""A federation that never had the demanded records, with which each model of an exact erasure is compared.
 
 `python -m benchmarks.federated.never_saw RUN FOLDER` reads of a finished run its configuration, its demands, who took
 part in which round and the hash of each model. For every demand it trains a federation from the model before any
@@ -46,9 +46,10 @@ class Held(NamedTuple):
 
 
 def check(path: Path) -> int:
-    """Hold every demand's model of a finished run, and its last one, beside a federation that never had the records.
+    """Compare every demand's model of a finished run, and its last one, with a federation that never had the records.
 
-    Returns the number of demands. Raises RunError for a model that is another one, and for a run without demands.
+    Returns the number of demands. Raises RunError for a model that is another one or that the run's rounds do not lead
+    to, and for a run without demands.
     """
     run = artifact_binding.opened(path)
     config = configuration.from_yaml(run.read_config(), run.config_place)
@@ -62,11 +63,15 @@ def check(path: Path) -> int:
         expected = {line["round"]: model_after(line, shard, proof.shards) for line in applied}
         expected[federation.end] = last[shard]
         for number, model in federation.models(own):
-            if expected.get(number, model) != model:
+            if expected.pop(number, model) != model:
                 what = "the last model" if number == federation.end else f"the model after the demand of round {number}"
                 what += f" of shard {shard}" if proof.shards > 1 else ""
                 raise RunError(f"{path}: {what} is not that of a federation that never had the records")
             print(f"shard {shard}: round {number}, equal", flush=True)
+        if expected:
+            raise RunError(
+                f"{path}: its metrics name no round {min(expected)} of {UNLEARN}, after whose demand it has a model"
+            )
     return len(applied)
 
 

@@ -53,7 +53,7 @@ class Settings:
     against_never_saw: bool = field(
         default=False,
         metadata=about(
-            "Hold each model of an exact erasure beside that of a federation that never had the records: as much work "
+            "Compare each model of an exact erasure with that of a federation that never had the records: as much work "
             "as the erasures themselves. A cell in which one is not equal to the last bit fails."
         ),
     )

@@ -1,4 +1,4 @@
-"""A suite of federations in shards: merges share their training, and each exact erasure is held against a federation
+"""A suite of federations in shards: merges share their training, and each exact erasure is compared with a federation
 that never had the records."""
 
 from __future__ import annotations
@@ -82,6 +82,20 @@ def test_a_model_that_saw_the_records_is_found(shared, monkeypatch):
     with pytest.raises(
         RunError, match=r"the model after the demand of round \d of shard \d is not that of a federation"
     ):
+        never_saw.check(run)
+
+
+def test_a_demand_whose_round_the_run_does_not_name_is_not_counted(shared, monkeypatch):
+    _, plan, _, store = shared
+    (run,) = [node.checked.run(store).path for node in plan.nodes if node.checked is not None]
+    (first, *_) = sorted(line["round"] for line in RunDirectory(run).lines("served"))
+    metrics = RunDirectory.metrics
+
+    def without(self):
+        return [row for row in metrics(self) if (row["stage"], row["round"]) != ("unlearn", first)]
+
+    monkeypatch.setattr(RunDirectory, "metrics", without)
+    with pytest.raises(RunError):
         never_saw.check(run)
 
 
