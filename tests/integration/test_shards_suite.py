@@ -88,14 +88,9 @@ def test_a_model_that_saw_the_records_is_found(shared, monkeypatch):
 def test_a_demand_whose_round_the_run_does_not_name_is_not_counted(shared, monkeypatch):
     _, plan, _, store = shared
     (run,) = [node.checked.run(store).path for node in plan.nodes if node.checked is not None]
-    (first, *_) = sorted(line["round"] for line in RunDirectory(run).lines("served"))
-    metrics = RunDirectory.metrics
-
-    def without(self):
-        return [row for row in metrics(self) if (row["stage"], row["round"]) != ("unlearn", first)]
-
-    monkeypatch.setattr(RunDirectory, "metrics", without)
-    with pytest.raises(RunError):
+    lines = never_saw.exchanges(RunDirectory(run))
+    monkeypatch.setattr(never_saw, "exchanges", lambda _: [*lines, {**lines[-1], "round": 99}])
+    with pytest.raises(RunError, match="no round 99 of unlearn"):
         never_saw.check(run)
 
 
