@@ -69,7 +69,7 @@ def check(path: Path) -> int:
                 raise RunError(f"{path}: {what} is not that of a federation that never had the records")
             print(f"shard {shard}: round {number}, equal", flush=True)
         if expected:
-            raise RunError(f"{path}: its metrics have no round {min(expected)} of {UNLEARN}, in which it served a demand")
+            raise RunError(f"{path}: its metrics have no round {min(expected)} of {UNLEARN}, which served a demand")
     return len(applied)
 
 
