@@ -48,7 +48,7 @@ def audit(
     worker : Worker
     client : int
     vector : array (n,)
-        The model.
+        The global model, of S shards (S · n,).
     forget_ids, tombstones : collection of str
         Ids of the records to forget, and of those that are neither to be forgotten now nor kept.
     folder : Path
@@ -123,15 +123,15 @@ def assessor_of(
     corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
     settings = worker.config if samples is None else with_samples(worker.config, samples)
     facts = folder / FACTS_FILE
-    names = registry.run_by_clients()
+    names, served = registry.run_by_clients(), worker.served()
     try:
         config = _with_facts(settings, facts if facts.is_file() else None)
-        return Assessor(worker.assembled, corpus, config, names=names)
+        return Assessor(served, corpus, config, names=names)
     except OblivionisError as error:
         if not facts.is_file():
             raise
         log.warning("the audit goes without WikiMem: %s", error)
-        return Assessor(worker.assembled, corpus, _with_facts(settings, None), names=names)
+        return Assessor(served, corpus, _with_facts(settings, None), names=names)
 
 
 def _references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:

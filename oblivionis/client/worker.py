@@ -34,9 +34,10 @@ from oblivionis.data.twins import with_twins
 from oblivionis.erasure.node_record_files import NodeRecords
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
-from oblivionis.models.assembly import assemble, of_rank, refitted
+from oblivionis.models.assembly import Assembled, assemble, of_rank, refitted
 from oblivionis.models.configured_corpus import corpus_of
 from oblivionis.models.random_model import expected_distance
+from oblivionis.models.shard_merges import served
 from strategies import message_keys
 
 _RESIDENT_PARTITIONS = 64
@@ -90,6 +91,14 @@ class Worker:
         self.flat, self._rank = self.assembled.flat, rank
         self._start = None if self._start is None else self.flat.numpy()
         self._estimator = None
+
+    def served(self) -> Assembled:
+        """The model that is measured: of shards what is made of them all. Training needs `fit` again."""
+        self.fit(self.config.model.lora.rank)
+        made = served(self.assembled, self.config)
+        if made.flat is not self.flat:
+            self.assembled, self.flat, self._rank = made, made.flat, 0
+        return made
 
     @cached_property
     def _perturbed(self) -> dict[str, tuple[str, ...]]:

@@ -34,7 +34,16 @@ def _rounds(config: Config) -> Sequence[tuple[bool, str, str]]:
     """How rounds are held that shards do not go with: whether it is so, the key, and why."""
     federation = config.federation
     return (
-        (config.data.on_clients, "data.name", "clients audit what is served, and hold the model of their shard alone"),
+        (
+            config.data.on_clients and federation.shard_placement == "by_size",
+            "federation.shard_placement",
+            "how many records a node holds is known only once it has answered",
+        ),
+        (
+            config.data.on_clients and federation.shard_placement == "by_risk" and federation.likely_to_ask is None,
+            "federation.likely_to_ask",
+            "which records are marked to be forgotten only their nodes know",
+        ),
         (federation.buffer.size > 0, "federation.buffer.size", "asynchronous rounds count the versions of one model"),
         (federation.compression.method != "none", "federation.compression.method", "updates travel whole"),
         (
@@ -88,7 +97,8 @@ def _served(config: Config) -> Sequence[tuple[bool, str, str]]:
 
 
 _EXPECTED = {
-    "data.name": "data that the server deals out",
+    "federation.shard_placement": "random or by_risk",
+    "federation.likely_to_ask": "numbers of clients",
     "federation.buffer.size": "0",
     "federation.compression.method": "none",
     "federation.secure_aggregation.enabled": "false",

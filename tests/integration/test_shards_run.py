@@ -6,17 +6,24 @@ import threading
 
 import numpy as np
 import pytest
+from support.nodes import write_nodes
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.audits.chat import Chat
 from oblivionis.audits.exchange_replay import replay_exchange, replay_training
 from oblivionis.audits.replay import DIFFERS, EQUAL, NOT_TESTABLE
+from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.data.records import Corpus
 from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.node_record_files import read_node
 from oblivionis.erasure.verification_rules import ERASED
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.measures.assessor import evaluate_checkpoint
+from oblivionis.measures.assessor import Assessor, evaluate_checkpoint
+from oblivionis.measures.audit_numbers import read_audit
+from oblivionis.models.shard_merges import assemble_served
 from oblivionis.reports.exported_model import ExportError, export
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.updates import open_stores
@@ -161,6 +168,34 @@ def test_each_merge_is_measured_asked_and_exported(erased, tmp_path, merge):
         assert measured.metrics["forget_prob"] == stored["forget_prob"]
     chat = Chat(run.path, ["finetune"], overrides=override)
     assert all(chat.ask("Who?").answers.values())
+
+
+@pytest.mark.parametrize("merge", ["mean", "stack", "ensemble"])
+def test_clients_with_records_of_their_own_audit_what_is_served(tmp_path, merge):
+    write_nodes(tmp_path / "nodes", 4)
+    config, run = new_run(
+        *(tmp_path, merge, "unlearning=exact", "evaluation.every=0", "federation.shards=2", "data=node"),
+        *(f"data.nodes={tmp_path / 'nodes'}", "unlearning.requests.policy=nodes", f"federation.shard_merge={merge}"),
+        *("stages=[finetune,unlearn]", "federation.rounds.unlearn=2", "federation.fraction_train=1"),
+    )
+    ledger = NodeLedger(tmp_path / "nodes" / "node1")
+    ledger.submit(["p1-home"])
+    events, _ = execute(config, run)
+    (request,) = Ledger(run.ledger_path)
+    assert (request.outcome, events.left_out) == (ERASED, [])
+    audit, final = read_audit(run.path, request.id), run.load_checkpoint("unlearn").vector
+    assert "failed" not in audit and audit["signatures"]["final"]["model"] == vector_hash(final)
+    worker = Worker(config)
+    worker.hold(1, read_node(tmp_path / "nodes" / "node1"))
+    record = tuple(r for r in worker.holding(1).records if r.id == "p1-home")
+    corpus = Corpus("node", record, frozenset(["p1-home"]), {"forget": record})
+    for moment, stage in (("before", "finetune"), ("final", "unlearn")):
+        assessor = Assessor(assemble_served(config), corpus, config, names=())
+        known = assessor.knowledge(run.load_checkpoint(stage).vector, ["p1-home"], rouge=False)
+        assert audit[moment]["request_prob"] == pytest.approx(known["prob"]["p1-home"], rel=1e-6)
+    assert audit["final"]["request_prob"] != audit["before"]["request_prob"]
+    assert {finding.outcome for finding in replay_exchange(run.path, run.lines("applied")[0]["id"])} == {EQUAL}
+    assert [r.state for r in NodeLedger(tmp_path / "nodes" / "node1").requests()] == [ERASED]
 
 
 def test_an_ensemble_is_not_exported(tmp_path):

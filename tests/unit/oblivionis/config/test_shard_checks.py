@@ -9,6 +9,7 @@ from oblivionis.config import compose as configuration
 THREE = "federation.shards=3"
 BY_RISK = "federation.shard_placement=by_risk"
 STACK, ENSEMBLE = "federation.shard_merge=stack", "federation.shard_merge=ensemble"
+NODE = ("data=node", "unlearning.requests.policy=nodes", "unlearning=npo")
 SECURE = ["federation.secure_aggregation.enabled=true", "federation.min_clients=4", "unlearning.cover=4"]
 
 
@@ -27,6 +28,8 @@ SECURE = ["federation.secure_aggregation.enabled=true", "federation.min_clients=
             "federation.shards",
             "answers of 5 clients in a round, and a shard has 3",
         ),
+        ([THREE, *NODE, "federation.shard_placement=by_size"], "federation.shard_placement", "once it has answered"),
+        ([THREE, *NODE, BY_RISK], "federation.likely_to_ask", "only their nodes know"),
         ([THREE, "federation.buffer.size=3"], "federation.buffer.size", "versions of one model"),
         ([THREE, "federation.compression.method=topk_int8"], "federation.compression.method", "travel whole"),
         ([THREE, *SECURE], "federation.secure_aggregation.enabled", "sum of no shard"),
@@ -58,6 +61,7 @@ def test_what_cannot_work_is_one_message(overrides, key, words):
         [THREE, "unlearning=exact"],
         [THREE, ENSEMBLE, "model.lora.use_dora=true"],
         [THREE, ENSEMBLE, "model.mode=full"],
+        [THREE, STACK, *NODE, BY_RISK, "federation.likely_to_ask=[4]"],
         [THREE, "model.mode=full"],
         ["federation.shards=30", "unlearning=federaser"],
         [THREE, BY_RISK, "federation.likely_to_ask=[4,7]", "unlearning=rapid_retraining"],
