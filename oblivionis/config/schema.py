@@ -595,7 +595,11 @@ class Unlearning:
     """What a client does to forget."""
 
     method: str = field(
-        default="npo", metadata=about("Choice in `conf/unlearning`, or the path of a Python file: a loss of your own.")
+        default="npo",
+        metadata=about(
+            "Choice in `conf/unlearning` (of an experiment that says nothing `auto`), or the path of a Python file: a "
+            "loss of your own."
+        ),
     )
     code: str | None = field(
         default=None,
