@@ -162,9 +162,7 @@ class _Run:
         return frozenset(known.models).difference(older)
 
 
-def models_in(
-    folder: Path, demanded: Iterable[str] = (), *, check: Callable[[Path], None] | None = None
-) -> Models:
+def models_in(folder: Path, demanded: Iterable[str] = (), *, check: Callable[[Path], None] | None = None) -> Models:
     """The models of all runs in a folder, oldest first, and those that were exported from there or are gone.
 
     Demands are those that nodes made themselves, or that a schedule names; those that a policy plays belong to its run

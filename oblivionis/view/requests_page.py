@@ -17,8 +17,8 @@ from oblivionis.erasure.verification_rules import DONE, MEANING, NOT_VERIFIED, O
 from oblivionis.errors import OblivionisError
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.certificate.page import PAGE_FILE
-from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.format import counted
+from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.markup import explained, html_table
 from oblivionis.runs import run_files
 from oblivionis.runs.directory import RunDirectory
@@ -59,7 +59,7 @@ def respond(asked: Asked) -> Response:
     page = min(shell.page_number(asked), max(1, pages))
     rows: list[list[h.Node]] = [
         [
-            [h.a(href=shell.run_address(row.run, page_of(row.request.id)))[row.request.id], _of(row.request)],
+            [h.a(href=shell.run_address(row.run, page_of(row.request.id)))[row.request.id], " ", _of(row.request)],
             *_steps(row),
             h.a(href=shell.run_address(row.run))[row.run],
         ]

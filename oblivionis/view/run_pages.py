@@ -179,7 +179,9 @@ def _progress(run: RunDirectory, glance: Glance, *, ended: bool = False) -> h.No
     if glance.current is None and not ended:
         return state
     anew = h.p[h.a(href="")["It has ended: load the whole page anew"]] if ended else None
-    return h.div(".card.now")[state, h.ul(".stages")[[_stage(stage) for stage in glance.stages]], _going(run, glance), anew]
+    return h.div(".card.now")[
+        state, h.ul(".stages")[[_stage(stage) for stage in glance.stages]], _going(run, glance), anew
+    ]
 
 
 def _stage(stage: Progress) -> h.Element:

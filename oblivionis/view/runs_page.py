@@ -184,7 +184,9 @@ def _count(glances: Glances, rows: Rows, root: Path) -> h.Element:
     if glances.unread:
         of = counted(read + glances.unread, "run")
         more = f"; {len(rows)} of these are shown" if len(rows) < read else ""
-        return h.p(".sub")[f"{read} of {of} in ", place, f" are read so far, the newest first{more}. The others follow."]
+        return h.p(".sub")[
+            f"{read} of {of} in ", place, f" are read so far, the newest first{more}. The others follow."
+        ]
     return h.p(".sub")[f"{len(rows)} of " if len(rows) < read else "", counted(read, "run"), " in ", place, "."]
 
 
@@ -216,8 +218,10 @@ def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:
     ]
 
 
-def _states(view: View, runs: Mapping[str, Glance]) -> h.Element:
+def _states(view: View, runs: Mapping[str, Glance]) -> h.Node:
     """How many of the runs are in which state, with links to these alone."""
+    if not runs:
+        return None
     others = {key: value for key, value in view.wanted.items() if key != "state"}
     counts = Counter(run.state for _, run in view.wanted_of(runs, others))
     wanted = view.wanted.get("state", "")

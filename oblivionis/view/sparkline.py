@@ -1,4 +1,4 @@
-"""A curve in the height of a line, for tables and cards: how a probability went, without axes."""
+"""Drawings without axes for tables and cards: how a probability went, and how far a suite's cells are from the best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import htpy as h
 
 WIDTH, HEIGHT, MARGIN = 120.0, 30.0, 3.0
-"""Of the drawing, in its own units."""
+"""Of a curve, in its own units."""
+TALL = 44.0
+"""The height of a cloud of points, which is as wide."""
 
 
 def sparkline(points: Sequence[tuple[float, float]], level: float | None, label: str) -> h.Node:
@@ -24,6 +26,26 @@ def sparkline(points: Sequence[tuple[float, float]], level: float | None, label:
     return h.svg(".spark", viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)[
         dashed, h.path(d=line), h.circle(cx=f"{x:g}", cy=f"{y:g}", r="2.5")
     ]
+
+
+def scatter(points: Sequence[tuple[float, float]], best: Sequence[tuple[float, float]], label: str) -> h.Node:
+    """Points as inline SVG, those of `best` joined and full; nothing without any. x from 0, y from the lowest one."""
+    if not points:
+        return None
+    right = max(x for x, _ in points) or 1.0
+    low, top = min(y for _, y in points), max(y for _, y in points)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        up = (y - low) / (top - low) if top > low else 0.5
+        return _round(MARGIN + x / right * (WIDTH - 2 * MARGIN)), _round(TALL - MARGIN - up * (TALL - 2 * MARGIN))
+
+    line = "M" + "L".join(f"{x:g} {y:g}" for x, y in (place(*point) for point in best))
+    dots = [
+        h.circle(class_={"best": point in set(best)}, cx=f"{x:g}", cy=f"{y:g}", r="1.7")
+        for point in points
+        for x, y in (place(*point),)
+    ]
+    return h.svg(".dots", viewBox=f"0 0 {WIDTH:g} {TALL:g}", role="img", aria_label=label)[h.path(d=line), dots]
 
 
 def height(value: float) -> float:
