@@ -189,8 +189,8 @@ def _metrics(of: Comparison) -> h.Node:
     letters, classes = [one.letter for one in of.runs], ["n"] * len(of.runs)
     further = html_table(["measure", *letters], ["", *classes], others, "Further metrics of the runs")
     legend = (
-        f"Small: the difference from {of.runs[0].letter}. Bold: the best of these runs; of measures that should be as the retrained model's, the one nearest to that of "
-        "its own run."
+        f"Small: the difference from {of.runs[0].letter}. Bold: the best of these runs; of measures that should be as "
+        "the retrained model's, the one nearest to that of its own run."
     )
     return [
         html_table(["questions", "measure", *letters], ["", "", *classes], shown, "Final metrics of the runs"),

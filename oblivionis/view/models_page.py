@@ -53,7 +53,7 @@ def respond(request: Request) -> Response:
     parts = [
         *head,
         h.p(".sub")[
-            "Each stands below the one that it comes of. A model is its trained parameters, wherever they were copied to."
+            "Each stands below the one that it comes of. A model is its trained parameters, wherever they lie."
         ],
         _choice(folders, chosen) if len(folders) > 1 else None,
         section_heading("open", "Who may still know a demanded record"),

@@ -1,26 +1,19 @@
 """The lineage of models is the tree that was made by hand, whatever ledgers say."""
 
-import hashlib
 import json
 import re
 
 import pytest
+from support.lineage import hashed, lineage_run
 from support.pages import Text
 from support.reports import HOSTILE
 from support.window import Visitor, run_page
 
-from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.lineage import EXPORTED, FILE, Model, register
-from oblivionis.erasure.request import Request
-from oblivionis.erasure.verification_rules import VERIFIED, Judgement
-from oblivionis.runs.ancestry import Descent, note_descent, write_lineage
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.erasure.verification_rules import VERIFIED
+from oblivionis.runs.ancestry import Descent, write_lineage
 from oblivionis.view import library
 from oblivionis.view.models_page import descendants
-
-
-def hashed(name):
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def model(name, *of, run="run", stage="unlearn", places=()):
@@ -56,29 +49,6 @@ def test_models_that_come_of_each_other_are_shown_once():
     assert drawn(chain)[-1] == (1199, "m1199", "m1198"), "deeper than Python's stack"
 
 
-def make(folder, name, stages, *, begun=None, requests=()):
-    """A run as it lies in a folder; requests: by demand what it came to."""
-    run = RunDirectory(folder / name)
-    run.path.mkdir(parents=True)
-    run.write_config("stages: [finetune, unlearn]\nunlearning:\n  requests:\n    policy: file\n")
-    run.note("stage", run=name, stage="finetune", text="")
-    note_descent(run, begun)
-    ledger = Ledger(run.ledger_path)
-    for stage, digest in stages.items():
-        rows = {"bytes": 0, "sha256": hashed("")}
-        run.note("checkpoint", stage=stage, round=1, file=hashed("file"), model=digest, rows=rows)
-        place = run.path / "checkpoints" / stage
-        place.mkdir(parents=True)
-        (place / "round-0001.safetensors").write_bytes(b"")
-        run.finish_stage(stage, {"stage": stage, "rounds": 1, "metrics": {}}, None)
-    for demand, outcome in requests:
-        ledger.submit(Request(demand, 0, (f"r{demand}",), 1))
-        if outcome != "open":
-            ledger.served(demand, 1)
-            ledger.verified(demand, 2, Judgement(outcome, "why", 0.1), 0.5)
-    return run
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(library, "FRESH_SECONDS", -1.0)
@@ -89,9 +59,9 @@ def folder(tmp_path):
     """`learned`, whose model A begins with; A serves d1 and not d2, whose id is hostile."""
     folder = tmp_path / "runs"
     learned = Descent(hashed("L"), (hashed("L"),), ("learned",))
-    make(folder, "learned", {"finetune": hashed("L")})
+    lineage_run(folder, "learned", {"finetune": ["L"]})
     requests = [("d1", VERIFIED), (HOSTILE, "open")]
-    make(folder, "A", {"finetune": hashed("L"), "unlearn": hashed("A")}, begun=learned, requests=requests)
+    lineage_run(folder, "A", {"finetune": ["L"], "unlearn": ["A"]}, begun=learned, requests=requests, policy="file")
     return folder
 
 
@@ -147,7 +117,7 @@ def test_nothing_outside_of_the_folder_is_looked_at(folder, tmp_path):
 
 
 def test_folders_are_chosen_by_name(folder, tmp_path):
-    make(tmp_path / "other", "B", {"finetune": hashed("B")})
+    lineage_run(tmp_path / "other", "B", {"finetune": ["B"]})
     visitor = Visitor(tmp_path)
     page = visitor.page("/models")
     assert [text.split(" lies")[0][:20] for _, text in items(page)] == ["finetuned model of B"]
