@@ -153,8 +153,8 @@ def respond(request: Request) -> Response:
             ],
         ],
         h.p(".terms")[
-            "Numbers are of the unlearned model; curve: how probable it finds the answers to forget over the rounds, from "
-            "0 to 1 (dashed: the retrained model). What is meant by: ",
+            "Numbers are of the unlearned model; curve: how probable it finds the answers to forget over the rounds, "
+            "from 0 to 1 (dashed: the retrained model). What is meant by: ",
             joined([explained(term) for term in TERMS], ", "),
             ".",
         ],
