@@ -331,10 +331,11 @@ def test_answers_beside_each_other_with_their_differences(visitor):
 
 def test_curves_of_all_runs(visitor):
     page = visitor.page(compared(A, B, C))
-    assert page.count("<svg") == 4 and "Forget Prob over the rounds of unlearn, a line per run" in page
-    assert visitor.page(compared(A, B, metric="model_utility")).count("<svg") == 1
+    assert page.count("<svg role=") == 4 and "Forget Prob over the rounds of unlearn, a line per run" in page
+    assert page.count('<svg class="key"') == 3, "the line of each run beside its name"
+    assert visitor.page(compared(A, B, metric="model_utility")).count("<svg role=") == 1
     piece = visitor.page(compared(A, C) + "&part=curves")
-    assert piece.count("<svg") == 4 and "<html" not in piece
+    assert piece.count("<svg role=") == 4 and "<html" not in piece
 
 
 def test_what_can_be_taken_away_of_a_comparison(visitor):
