@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -162,15 +162,18 @@ class _Run:
         return frozenset(known.models).difference(older)
 
 
-def models_in(folder: Path, demanded: Iterable[str] = ()) -> Models:
+def models_in(folder: Path, demanded: Iterable[str] = (), *, check: Callable[[Path], None] | None = None) -> Models:
     """The models of all runs in a folder, oldest first, and those that were exported from there or are gone.
 
     Demands are those that nodes made themselves, or that a schedule names; those that a policy plays belong to its run
-    alone. demanded: ids that count as well. FileError for a damaged `models.jsonl`.
+    alone. demanded: ids that count as well; check: OblivionisError for a folder that may not be looked at, which counts
+    as damaged, an export as not there. FileError for a damaged `models.jsonl`.
     """
     runs, damaged = list[_Run](), list[str]()
     for run in list_runs(folder):
         try:
+            if check is not None:
+                check(run.path)
             runs.append(_read(run, frozenset(demanded)))
         except OblivionisError as error:
             damaged.append(f"{run.name}: {error}")
@@ -183,7 +186,7 @@ def models_in(folder: Path, demanded: Iterable[str] = ()) -> Models:
     for line in lines:
         if line["event"] in (EXPORTED, MADE):
             descent = msgspec.convert(line, Descent)
-            _add(found, Model(descent.model, descent.runs[-1], line["stage"], descent, _exported(line)))
+            _add(found, Model(descent.model, descent.runs[-1], line["stage"], descent, _exported(line, check)))
     for of in runs:
         if (begun := of.begun) is not None:
             _add(found, Model(begun.model, (begun.runs or ("?",))[-1], "", begun))
@@ -295,10 +298,12 @@ def _add(found: dict[str, Model], model: Model) -> None:
     found[model.model] = replace(known, places=places, descent=descent, stage=known.stage or model.stage)
 
 
-def _exported(line: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where an exported model lies, if it does."""
+def _exported(line: Mapping[str, Any], check: Callable[[Path], None] | None) -> tuple[str, ...]:
+    """Where an exported model lies, if it does, and if it may be looked at."""
     folder = str(line.get("folder", ""))
     try:
+        if check is not None:
+            check(Path(folder))
         lineage = read_lineage(Path(folder)) if folder else None
     except OblivionisError:
         return ()

@@ -5,7 +5,9 @@ Composing one takes 40 ms, and a folder may hold hundreds of runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
 import yaml
 
 from oblivionis.config import method_traits
 from oblivionis.config.schema import STAGES
 from oblivionis.config.yaml_files import LOADER
 from oblivionis.errors import FileError, OblivionisError
-from oblivionis.files import checked
+from oblivionis.files import checked, parse_json, read_bytes
 from oblivionis.runs import artifact_binding, run_files
 from oblivionis.runs.directory import RunDirectory
 
@@ -40,6 +43,10 @@ LOCAL = "local"
 """The stage that counts clients, not rounds."""
 UNLEARNING = frozenset({"unlearn", LOCAL})
 """Stages in which anything is unlearned."""
+CURVE = "forget_prob"
+"""The metric whose way through the stage unlearn is part of a glance."""
+POINTS = 100
+"""So many points of it at most; of more, some that lie evenly between the first and the last."""
 
 
 class _Named(TypedDict, total=False):
@@ -74,6 +81,20 @@ class _Config(TypedDict, total=False):
     federation: _Federation
 
 
+class _Values(msgspec.Struct):
+    forget_prob: float | None = None
+
+
+class _Row(msgspec.Struct):
+    """What is read of a line of metrics.jsonl."""
+
+    stage: str
+    round: int
+    evaluator: str
+    metrics: _Values
+    moment: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stage came: rounds that are complete (of the stage `local`: clients), of so many."""
@@ -92,7 +113,8 @@ class Progress:
 class Glance:
     """state: one of `STATES`; note: who runs it, or what is damaged; metrics: final ones by finished stage; changed:
     when something was last written, in seconds since the epoch. A damaged run has nothing else. nothing: that nothing
-    follows from the run, and why (`oblivionis.runs.artifact_binding`), else empty; `metrics` are left out then."""
+    follows from the run, and why (`oblivionis.runs.artifact_binding`), else empty; `metrics` and `curve` are left out
+    then. curve: round and value of `CURVE` in the stage unlearn; right after FedTU it stands half a round early."""
 
     state: str
     changed: float
@@ -105,6 +127,7 @@ class Glance:
     stages: tuple[Progress, ...] = ()
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     nothing: str = ""
+    curve: tuple[tuple[float, float], ...] = ()
 
     @property
     def current(self) -> Progress | None:
@@ -136,6 +159,9 @@ class Reading:
 
     glance: Glance
     others: tuple[str, ...] = ()
+
+
+_DECODER = msgspec.json.Decoder(_Row)
 
 
 def glance(path: Path) -> Glance:
@@ -171,6 +197,7 @@ def read(path: Path) -> Reading:
         named = artifact_binding.named_files(lines)
         others = tuple(sorted(n for n in named if n == _RUNNING.decode() or not run_files.covered(n, _READ)))
         nothing = artifact_binding.nothing_follows_by(run, lines)
+        curve = () if nothing else _curve(run)
     except OblivionisError as error:
         return Reading(Glance(DAMAGED, 0.0, str(error)), others)
     unlearning: Mapping[str, Any] = config.get("unlearning", {})
@@ -192,6 +219,7 @@ def read(path: Path) -> Reading:
         progress,
         {} if nothing else metrics,
         nothing,
+        curve,
     )
     return Reading(found, others)
 
@@ -214,6 +242,33 @@ def rounds_done(run: RunDirectory, stage: str) -> int:
     if stage == LOCAL:
         return len({row["round"] for row in run.metrics() if row["stage"] == stage})
     return max(run.checkpoint_rounds(stage), default=0)
+
+
+def _curve(run: RunDirectory) -> tuple[tuple[float, float], ...]:
+    """The curve of a glance. Lines that make no sense are left out: the run's own page tells of them."""
+    try:
+        lines = read_bytes(run.path / "metrics.jsonl").split(b"\n")
+    except FileNotFoundError:
+        return ()
+    rows = [_row(line) for line in lines if b'"tofu"' in line and b'"unlearn"' in line]
+    points = [
+        (row.round - 0.5 * (row.moment == "after_unlearn"), row.metrics.forget_prob)
+        for row in rows
+        if row is not None and (row.evaluator, row.stage) == ("tofu", "unlearn")
+    ]
+    known = sorted([(x, y) for x, y in points if y is not None and math.isfinite(y)], key=operator.itemgetter(0))
+    if len(known) > POINTS:
+        known = [known[i * (len(known) - 1) // (POINTS - 1)] for i in range(POINTS)]
+    return tuple(known)
+
+
+def _row(line: bytes) -> _Row | None:
+    """A line of metrics.jsonl; None for one that is none."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return _DECODER.decode(line)
+    with contextlib.suppress(msgspec.MsgspecError, ValueError):  # some other number of the line is not finite
+        return msgspec.convert(parse_json(line, finite=False), _Row)
+    return None
 
 
 def method_words(method: str, forget: float, retain: float, stages: Collection[str]) -> str:

@@ -41,6 +41,7 @@ PAGES = {
     "/compare.png": "compare_page:curves_png",
     "/requests": "requests_page:respond",
     "/requests.csv": "requests_page:export",
+    "/models": "models_page:respond",
     "/suites": "suite_pages:list_suites",
     "/suites/{name:path}/suite.html": "suite_pages:stored",
     "/suites/{name:path}/frontier.png": "suite_pages:frontier_png",
@@ -80,7 +81,7 @@ def window(library: Library, token: str, port: int, node: Node | None = None, *,
         },
     )
     app.state.library, app.state.token, app.state.node = library, token, node
-    app.state.kept, app.state.ledgers = Kept(), {}
+    app.state.kept, app.state.ledgers, app.state.lineages = Kept(), {}, {}
     return app
 
 

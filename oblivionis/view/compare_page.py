@@ -1,4 +1,4 @@
-"""The page that shows any runs side by side: settings, final metrics, curves, answers with their differences marked."""
+"""The page that shows any runs side by side: curves, final metrics, settings, answers with their differences marked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import htpy as h
 import matplotlib
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from starlette.requests import Request
@@ -31,6 +32,8 @@ SHOWN = 20
 _UNSHOWN = {"name", "output"}
 _MARKERS = "osv^D<>pPX*h"
 _DASHES = ("-", "--", "-.")
+_KEYS = (None, "8 4", "10 4 3 4")
+"""The same dashes in SVG."""
 
 
 def respond(request: Request) -> Response:
@@ -50,14 +53,14 @@ def respond(request: Request) -> Response:
             h.h1["Compare"],
             _runs(of),
             _stages(of),
-            contents(["settings", "metrics", "curves", "answers"]),
-            section_heading("settings", "Settings that differ"),
-            _settings(of),
-            section_heading("metrics", f"Final metrics of the {MODELS[of.stage]} model"),
-            _metrics(of),
+            contents(["curves", "metrics", "settings", "answers"]),
             section_heading("curves", "Curves"),
             _curve_choice(of),
             drawn,
+            section_heading("metrics", f"Final metrics of the {MODELS[of.stage]} model"),
+            _metrics(of),
+            section_heading("settings", "Settings that differ"),
+            _settings(of),
             section_heading("answers", "Answers"),
             _answers(of),
         ]
@@ -105,10 +108,12 @@ def _kept(request: Request, of: Comparison, what: str, make: Make[T]) -> T:
 
 def _runs(of: Comparison) -> h.Element:
     items = []
-    for one in of.runs:
+    for place, one in enumerate(of.runs):
         others = [("run", other.name) for other in of.runs if other is not one]
         items.append(
-            h.li[
+            h.li(".card")[
+                _key(place),
+                " ",
                 h.b[one.letter],
                 " ",
                 h.a(href=shell.run_address(one.name))[one.name],
@@ -121,6 +126,16 @@ def _runs(of: Comparison) -> h.Element:
     more = h.a(href=shell.address("/", [("run", one.name) for one in of.runs]))["Choose others"]
     nothing = [h.p(".bad")[f"{one.label}: {one.glance.nothing}"] for one in of.runs if one.glance.nothing]
     return h.div[h.ul(".compared")[items], h.p[more], nothing]
+
+
+def _key(place: int) -> h.Element:
+    """The line by which a run is drawn."""
+    line = h.path(d="M0 6H32", stroke=to_hex(_colour(place)), stroke_width="3", stroke_dasharray=_KEYS[place % 3])
+    return h.svg(".key", viewBox="0 0 32 12", aria_hidden="true")[line]
+
+
+def _colour(place: int) -> str:
+    return f"C{place % 10}"
 
 
 def _stages(of: Comparison) -> h.Node:
@@ -158,7 +173,11 @@ def _metrics(of: Comparison) -> h.Node:
     for metric in of.measured():
         known = registry.catalogue().get(metric)
         best = of.best(metric)
-        values = [h.b[number(v)] if place in best else number(v) for place, v in enumerate(of.values(metric))]
+        first, *_ = found = of.values(metric)
+        values: list[h.Node] = [
+            [h.b[number(v)] if place in best else number(v), _change(first, v) if place else None]
+            for place, v in enumerate(found)
+        ]
         title = explained(known.title) if known else metric
         if known is None or known.group is None:
             others.append([title, *values])
@@ -170,8 +189,8 @@ def _metrics(of: Comparison) -> h.Node:
     letters, classes = [one.letter for one in of.runs], ["n"] * len(of.runs)
     further = html_table(["measure", *letters], ["", *classes], others, "Further metrics of the runs")
     legend = (
-        "Bold: the best of these runs; of measures that should be as the retrained model's, the one nearest to that of "
-        "its own run."
+        f"Small: the difference from {of.runs[0].letter}. Bold: the best of these runs; of measures that should be as "
+        "the retrained model's, the one nearest to that of its own run."
     )
     return [
         html_table(["questions", "measure", *letters], ["", "", *classes], shown, "Final metrics of the runs"),
@@ -179,6 +198,14 @@ def _metrics(of: Comparison) -> h.Node:
         h.p(".legend")[legend] if len(of.runs) > 1 else None,
         shell.exports({"CSV": of.address("/compare.csv")}),
     ]
+
+
+def _change(first: float | None, value: float | None) -> h.Node:
+    """By how much a value differs from the first run's; nothing where they show as the same."""
+    if first is None or value is None or not math.isfinite(value - first) or number(first) == number(value):
+        return None
+    sign = "+" if value > first else "−"
+    return [" ", h.small(".delta")[f"{sign}{number(abs(value - first))}"]]
 
 
 def _curve_choice(of: Comparison) -> h.Node:
@@ -246,7 +273,7 @@ def _points(one: One, stage: str, metric: str) -> list[tuple[float, float, bool]
 
 def _line(axis: Any, points: Iterable[tuple[float, float, bool]], place: int, letter: str, paper: str) -> None:
     points = sorted(points)
-    style = {"color": f"C{place % 10}", "linestyle": _DASHES[place % 3], "marker": _MARKERS[place % len(_MARKERS)]}
+    style = {"color": _colour(place), "linestyle": _DASHES[place % 3], "marker": _MARKERS[place % len(_MARKERS)]}
     between = [(x, y) for x, y, end in points if not end]
     ends = [(x, y) for x, y, end in points if end]
     if between:

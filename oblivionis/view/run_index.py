@@ -101,4 +101,5 @@ def _packed(kept: Kept) -> msgspec.Raw | None:
 
 def _kept(digest: bytes, others: list[str], glance: dict[str, Any]) -> Kept:
     stages = tuple(Progress(**stage) for stage in glance["stages"])
-    return Kept(digest, Reading(Glance(**{**glance, "stages": stages}), tuple(others)))
+    curve = tuple((x, y) for x, y in glance["curve"])
+    return Kept(digest, Reading(Glance(**{**glance, "stages": stages, "curve": curve}), tuple(others)))

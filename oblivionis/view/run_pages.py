@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import htpy as h
 from starlette.requests import Request
@@ -18,11 +19,12 @@ from oblivionis.reports.html import REPORT, person_pages, request_pages, run_pag
 from oblivionis.reports.html.curves import MEASURES, STAGES, curves, curves_of
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.progress import MOMENTS, headline
-from oblivionis.runs.run_status import RUNNING, Glance
+from oblivionis.runs.run_status import RUNNING, Glance, Progress
 from oblivionis.view import shell
 from oblivionis.view.guard import STORED
 from oblivionis.view.library import NotThere
 from oblivionis.view.matplotlib_lock import Make, T
+from oblivionis.view.time_left import time_left
 
 WAS = "was"
 """The part of an address that tells in which state the run was when the page was loaded."""
@@ -50,8 +52,9 @@ def respond(request: Request) -> Response:
         progress = _progress(run, glance)
         watching = shell.address(here, [(WAS, glance.state)])
         parts = [
+            shell.trail(("Runs", "/")),
             h.h1[run_page.page_title(run, config)],
-            shell.live("progress", watching, progress) if going else h.div[progress],
+            shell.live("progress", watching, progress) if going else progress,
             _actions(run, name),
             run_page.sections(run, config, grow if going else None, look_up=False),
         ]
@@ -169,23 +172,40 @@ def _curves(run: RunDirectory, config: Config) -> list[h.Node]:
 
 
 def _progress(run: RunDirectory, glance: Glance, *, ended: bool = False) -> h.Node:
-    """State and stages of the run, and what was measured last. ended: it did not when the page was loaded."""
-    state = h.p["State: ", h.span(class_=["state", glance.state])[glance.state], glance.note and f" ({glance.note})"]
-    stages = [
-        h.li[
-            h.span[stage.as_text()],
-            h.progress(max=stage.total or 1, value=min(stage.done, stage.total), aria_label=f"rounds of {stage.stage}"),
-        ]
-        for stage in glance.stages
-    ]
-    rows = [row for row in run.metrics() if row.get("evaluator") in ("tofu", "muse")] if glance.current else []
-    latest = None
-    if rows:
-        row = rows[-1]
-        where = f"{row['stage']}, round {row['round']}{MOMENTS.get(row.get('moment', ''), '')}"
-        latest = h.p[f"Latest: {where}: {headline(named_metrics(row['evaluator'], row['metrics']))}"]
+    """State and stages of the run; while it goes on, what was measured last and how long it will take. ended: it did
+    not when the page was loaded."""
+    note = f" ({glance.note})" if glance.note else None
+    state = h.p[h.span(class_=["state", glance.state])[glance.state], note]
+    if glance.current is None and not ended:
+        return state
     anew = h.p[h.a(href="")["It has ended: load the whole page anew"]] if ended else None
-    return [state, h.ul(".stages")[stages], latest, anew]
+    return h.div(".card.now")[
+        state, h.ul(".stages")[[_stage(stage) for stage in glance.stages]], _going(run, glance), anew
+    ]
+
+
+def _stage(stage: Progress) -> h.Element:
+    done = stage.total or 1 if stage.finished else min(stage.done, stage.total)
+    bar = h.progress(
+        class_={"done": stage.finished}, max=stage.total or 1, value=done, aria_label=f"rounds of {stage.stage}"
+    )
+    return h.li[h.span[stage.as_text()], bar]
+
+
+def _going(run: RunDirectory, glance: Glance) -> list[h.Node]:
+    """What was measured last of a run that is not finished, and the time left of one that is running."""
+    if glance.current is None:
+        return []
+    rows = run.metrics()
+    measured = [row for row in rows if row.get("evaluator") in ("tofu", "muse")]
+    found: list[h.Node] = []
+    if glance.state == RUNNING and (left := time_left(config_of(run), glance.stages, rows, time.time())):
+        found.append(h.p(".left")[f"{left[0].upper()}{left[1:]}."])
+    if measured:
+        row = measured[-1]
+        where = f"{row['stage']}, round {row['round']}{MOMENTS.get(row.get('moment', ''), '')}"
+        found.append(h.p[f"Latest: {where}: {headline(named_metrics(row['evaluator'], row['metrics']))}"])
+    return found
 
 
 def _actions(run: RunDirectory, name: str) -> h.Node:
@@ -195,13 +215,11 @@ def _actions(run: RunDirectory, name: str) -> h.Node:
         if len([r for r in run.metrics() if r.get("evaluator") == "tofu" and r["stage"] == stage]) > 1
     }
     links = {"metrics (CSV)": shell.run_address(name, "metrics.csv"), **pictures}
-    report_file = run.path / REPORT
+    sent = h.a(href=shell.run_address(name, REPORT))["report.html, to send"]
     return [
         h.p(".doing")[
             h.a(href=shell.address("/compare", [("run", name)]))["Compare with others"],
-            [" · ", h.a(href=shell.run_address(name, REPORT))["report.html, to send"]]
-            if report_file.is_file()
-            else None,
+            [" · ", sent] if (run.path / REPORT).is_file() else None,
         ],
         shell.exports(links),
     ]

@@ -1,9 +1,10 @@
-"""All runs with their state and headline numbers; which of them are shown, and which are chosen to be compared."""
+"""All runs with their state, curve and headline numbers; which are shown, and which are chosen to be compared."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,18 @@ from starlette.responses import Response
 
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import explained, joined
-from oblivionis.runs.run_status import RUNNING, STATES, Glance
+from oblivionis.runs.run_status import CURVE, RUNNING, STATES, Glance
 from oblivionis.view import shell
 from oblivionis.view.run_readings import Glances
+from oblivionis.view.sparkline import sparkline
 
 Rows = Sequence[tuple[str, Glance]]
 Value = str | float | None
 
-SHOWN = 200
+SHOWN = 100
 """Runs on one page."""
+CARDS = 6
+"""Runs that go on and have a card of their own."""
 SECONDS = 10
 PATIENCE = 0.4
 """Seconds that a page waits for runs that changed to be read; the others it shows when it asks again."""
@@ -32,13 +36,15 @@ WAS_UNREAD = "unread"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its key, its heading, its value for a run, whether a phone shows it."""
+    """A column of the table: its key, its heading, its value for a run, whether a phone shows it; below: what it says
+    stands below the run's name."""
 
     key: str
     head: str
     value: Callable[[str, Glance], Value]
     near: bool = False
     number: bool = False
+    below: bool = False
 
 
 def _metric(stage: str, metric: str) -> Callable[[str, Glance], Value]:
@@ -48,17 +54,18 @@ def _metric(stage: str, metric: str) -> Callable[[str, Glance], Value]:
 COLUMNS = (
     Column("run", "run", lambda name, run: name, near=True),
     Column("state", "state", lambda name, run: run.state, near=True),
-    Column("model", "model", lambda name, run: run.model),
-    Column("data", "data", lambda name, run: run.data),
+    Column("model", "model", lambda name, run: run.model, below=True),
+    Column("data", "data", lambda name, run: run.data, below=True),
     Column("aggregator", "aggregator", lambda name, run: run.strategy),
     Column("method", "method", lambda name, run: run.method),
     Column("forget_prob", "forget Prob", _metric("unlearn", "forget_prob"), near=True, number=True),
     Column("oracle_prob", "of the retrained", _metric("retrain", "forget_prob"), number=True),
     Column("retain_prob", "retain Prob", _metric("unlearn", "retain_prob"), number=True),
     Column("forget_quality", "forget quality", _metric("unlearn", "forget_quality"), number=True),
-    Column("model_utility", "utility", _metric("unlearn", "model_utility"), near=True, number=True),
+    Column("model_utility", "utility", _metric("unlearn", "model_utility"), number=True),
     Column("changed", "changed", lambda name, run: run.changed),
 )
+SHOWN_COLUMNS = tuple(column for column in COLUMNS if not column.below)
 TERMS = ("Prob", "Retrained model", "Forget quality (KS p)", "Model utility")
 FILTERS = ("state", "model", "data", "aggregator", "method")
 NEWEST = "changed"
@@ -93,17 +100,21 @@ class View:
 
     def select(self, runs: Mapping[str, Glance]) -> Rows:
         """The runs that are wanted, in order; those without a value come last."""
-        columns = {column.key: column for column in COLUMNS}
-        found = [
-            (name, run)
-            for name, run in runs.items()
-            if self.text.casefold() in name.casefold()
-            and all(columns[key].value(name, run) == value for key, value in self.wanted.items())
-        ]
-        value = columns[self.order].value
+        found = self.wanted_of(runs, self.wanted)
+        value = next(column.value for column in COLUMNS if column.key == self.order)
         known = [row for row in found if _known(value(*row))]
         known.sort(key=lambda row: _sortable(value(*row)), reverse=self.down)
         return [*known, *(row for row in found if not _known(value(*row)))]
+
+    def wanted_of(self, runs: Mapping[str, Glance], wanted: Mapping[str, str]) -> Rows:
+        """The runs with the text in their names and these values of columns."""
+        columns = {column.key: column for column in COLUMNS}
+        text = self.text.casefold()
+        return [
+            (name, run)
+            for name, run in runs.items()
+            if text in name.casefold() and all(columns[key].value(name, run) == v for key, v in wanted.items())
+        ]
 
     def address(self, **changes: str) -> str:
         """The page with other choices."""
@@ -118,7 +129,13 @@ def respond(request: Request) -> Response:
     glances = library.glances(PATIENCE)
     rows = view.select(glances.runs)
     listed = _table(view, rows) if rows or not glances.unread else None
-    table = [_count(glances, rows, library.root), _all_read(request, view, glances), listed]
+    table = [
+        _count(glances, rows, library.root),
+        _all_read(request, view, glances),
+        _going(rows),
+        _states(view, glances.runs),
+        listed,
+    ]
     seconds = shell.LIVE_SECONDS if glances.unread else SECONDS
     if shell.asks_for(request, "runs"):
         return shell.piece(request, table, seconds=seconds)
@@ -136,7 +153,8 @@ def respond(request: Request) -> Response:
             ],
         ],
         h.p(".terms")[
-            "Numbers are of the unlearned model. What is meant by: ",
+            "Numbers are of the unlearned model; curve: how probable it finds the answers to forget over the rounds, "
+            "from 0 to 1 (dashed: the retrained model). What is meant by: ",
             joined([explained(term) for term in TERMS], ", "),
             ".",
         ],
@@ -166,8 +184,10 @@ def _count(glances: Glances, rows: Rows, root: Path) -> h.Element:
     if glances.unread:
         of = counted(read + glances.unread, "run")
         more = f"; {len(rows)} of these are shown" if len(rows) < read else ""
-        return h.p[f"{read} of {of} in ", place, f" are read so far, the newest first{more}. The others follow."]
-    return h.p[f"{len(rows)} of " if len(rows) < read else "", counted(read, "run"), " in ", place, "."]
+        return h.p(".sub")[
+            f"{read} of {of} in ", place, f" are read so far, the newest first{more}. The others follow."
+        ]
+    return h.p(".sub")[f"{len(rows)} of " if len(rows) < read else "", counted(read, "run"), " in ", place, "."]
 
 
 def _all_read(request: Request, view: View, glances: Glances) -> h.Node:
@@ -180,21 +200,63 @@ def _all_read(request: Request, view: View, glances: Glances) -> h.Node:
 def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:
     columns = {column.key: column for column in COLUMNS}
     lists = []
-    for key in FILTERS:
+    for key in FILTERS[1:]:
         known = {str(columns[key].value(name, run)) for name, run in runs.items()} - {""}
-        values = [s for s in STATES if s in known] if key == "state" else sorted(known)
         wanted = view.wanted.get(key, "")
-        options = {"": "all", **{value: value for value in values}, **({wanted: wanted} if wanted else {})}
+        options = {"": "all", **{value: value for value in sorted(known)}, **({wanted: wanted} if wanted else {})}
         lists.append(shell.choice(columns[key].head, key, options, wanted))
+    state = view.wanted.get("state")
     order = f"-{view.order}" if view.down else view.order
     return h.fieldset(".filters")[
-        h.legend["Show"],
+        h.legend(".unseen")["Show"],
         h.label[h.span["name contains"], h.input(type="search", name="text", value=view.text)],
         lists,
+        h.input(type="hidden", name="state", value=state) if state else None,
         h.input(type="hidden", name="order", value=order) if order != f"-{NEWEST}" else None,
         h.button(type="submit")["Filter"],
         h.a(href="/")["Show all"],
     ]
+
+
+def _states(view: View, runs: Mapping[str, Glance]) -> h.Node:
+    """How many of the runs are in which state, with links to these alone."""
+    if not runs:
+        return None
+    others = {key: value for key, value in view.wanted.items() if key != "state"}
+    counts = Counter(run.state for _, run in view.wanted_of(runs, others))
+    wanted = view.wanted.get("state", "")
+
+    def link(state: str, text: h.Node, count: int) -> h.Element:
+        at = view.address(state=state, page="")
+        return h.a(href=at, aria_current="true" if state == wanted else None)[text, f" {count}"]
+
+    words = [link(s, h.span(class_=["state", s])[s], counts[s]) for s in STATES if counts[s] or s == wanted]
+    return h.nav(".tabs", aria_label="State")[link("", "all", counts.total()), words]
+
+
+def _going(rows: Rows) -> h.Node:
+    """A card for each run that goes on: how far it is, and its curve so far."""
+    cards = [_card(name, run) for name, run in rows if run.state == RUNNING][:CARDS]
+    return h.div(".cards")[cards] if cards else None
+
+
+def _card(name: str, run: Glance) -> h.Element:
+    value = run.curve[-1][1] if run.curve else None
+    return h.section(".card", aria_label=name)[
+        h.h2[h.a(href=shell.run_address(name))[name]],
+        h.p(".about")[_settings(run)],
+        _state(run),
+        _curve(run),
+        h.p(".about")[f"forget Prob {number(value)}"] if value is not None else None,
+    ]
+
+
+def _curve(run: Glance) -> h.Node:
+    """The run's curve, with the level of its retrained model."""
+    if len(run.curve) < 2:
+        return None
+    label = f"forget Prob from {number(run.curve[0][1])} to {number(run.curve[-1][1])}"
+    return sparkline(run.curve, run.value("retrain", CURVE), label)
 
 
 def _chosen_on_other_pages(view: View, rows: Rows) -> h.Node:
@@ -215,11 +277,13 @@ def _table(view: View, rows: Rows) -> h.Node:
     if not rows:
         return h.p["No runs."]
     shown = _of_page(view, rows)
+    heads: list[h.Node] = [_head(view, column) for column in SHOWN_COLUMNS]
+    heads.insert(2, h.th(scope="col")["curve"])
     return [
         h.div(".wide", role="region", aria_label="Runs", tabindex="0")[
             h.table(".runs")[
                 h.caption["Runs"],
-                h.thead[h.tr[h.th(scope="col")[h.span(".unseen")["compare"]], [_head(view, c) for c in COLUMNS]]],
+                h.thead[h.tr[h.th(scope="col")[h.span(".unseen")["compare"]], heads]],
                 h.tbody[[_row(view, name, run) for name, run in shown]],
             ]
         ],
@@ -246,14 +310,21 @@ _CELLS = {column.key: h.td(class_=_classes(column)) for column in COLUMNS}
 
 def _row(view: View, name: str, run: Glance) -> h.Element:
     box = h.input(type="checkbox", name="run", value=name, checked=name in view.chosen, aria_label=f"compare {name}")
-    settings = " · ".join(filter(None, (run.model, run.data, run.strategy, run.method)))
-    link = [h.a(href=shell.run_address(name))[name], h.small(".nearby")[settings]]
-    cells: dict[str, h.Node] = {"state": _state(run), NEWEST: _time(run.changed)}
+    nearby = " · ".join(("", run.strategy, run.method)) if run.method else ""
+    about = h.small(".about")[" · ".join(filter(None, (run.model, run.data))), h.small(".nearby")[nearby]]
+    link = [h.a(href=shell.run_address(name))[name], " ", about]
     return h.tr[
         h.td[box],
         h.th(scope="row")[link],
-        [_CELLS[c.key][cells[c.key] if c.key in cells else _shown(c.value(name, run))] for c in COLUMNS[1:]],
+        h.td[_state(run)],
+        h.td(".curve")[_curve(run)],
+        [_CELLS[c.key][_shown(c.value(name, run))] for c in SHOWN_COLUMNS[2:-1]],
+        _CELLS[NEWEST][_time(run.changed)],
     ]
+
+
+def _settings(run: Glance) -> str:
+    return " · ".join(filter(None, (run.model, run.data, run.strategy, run.method)))
 
 
 def _state(run: Glance) -> h.Node:
@@ -275,7 +346,7 @@ def _pages(view: View, count: int) -> h.Node:
         h.a(href=view.address(page=str(n)), aria_current="page" if n == view.page else None)[str(n)]
         for n in range(1, pages + 1)
     ]
-    return h.nav(aria_label="Pages of the table")["Page ", links]
+    return h.nav(".tabs", aria_label="Pages of the table")["Page ", links]
 
 
 def _shown(value: Value) -> str:

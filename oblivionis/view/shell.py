@@ -40,12 +40,17 @@ def page(
 
 
 def _navigation(request: Request) -> h.Element:
-    names = {"/": "Runs", "/requests": "Requests", "/suites": "Suites"}
+    names = {"/": "Runs", "/requests": "Requests", "/models": "Models", "/suites": "Suites"}
     names |= {"/node": "Node"} if request.app.state.node is not None else {}
     path = request.url.path
-    here = next((place for place in ("/requests", "/suites", "/node") if path.startswith(place)), "/")
+    here = next((place for place in names if place != "/" and path.startswith(place)), "/")
     links = [h.a(href=at, aria_current="page" if at == here else None)[name] for at, name in names.items()]
     return h.header(".top")[h.strong["Oblivionis"], h.nav(aria_label="Pages")[links]]
+
+
+def trail(*links: tuple[str, str]) -> h.Element:
+    """What a page lies below: texts and addresses, from the outside in."""
+    return h.nav(".trail", aria_label="Above this page")[[h.a(href=at)[text] for text, at in links]]
 
 
 def live(name: str, address: str, content: h.Node, *, seconds: int = LIVE_SECONDS) -> h.Element:

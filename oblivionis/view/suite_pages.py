@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,22 +15,23 @@ from matplotlib.figure import Figure
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from oblivionis.errors import FileError
+from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import read_bytes
 from oblivionis.measures import registry
 from oblivionis.naming import MODELS
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import captioned, explained, folded, html_table, joined, section_heading, with_code
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.view import shell
 from oblivionis.view.guard import STORED
-from oblivionis.view.library import RESULTS, SUITE, Library, NotThere
+from oblivionis.view.library import SUITE, Library, NotThere
 from oblivionis.view.matplotlib_lock import Make, T
+from oblivionis.view.sparkline import scatter
 from oblivionis.view.suite_results import Cell, Point, Results, frontier, points, read_results
 
 REPORT = "suite.html"
 FORGETTING, UTILITY = "forget_prob", "model_utility"
-MOST_TABLES = 30
+MOST_TABLES, MOST_CARDS = 30, 100
 _MARKERS = "osv^D<>pPX*h"
 
 
@@ -48,9 +49,12 @@ class Frontier:
     def of(cls, request: Request) -> Frontier:
         """As the address says."""
         name = request.path_params["name"]
-        folder = request.app.state.library.suite(name)
+        return cls.chosen(name, request.app.state.library.suite(name), request.query_params)
+
+    @classmethod
+    def chosen(cls, name: str, folder: Path, given: Mapping[str, str]) -> Frontier:
+        """A suite with what is chosen, as far as it was measured."""
         results = read_results(folder)
-        given = request.query_params
         x, y = _measures(results, "oracle"), _measures(results, "higher")
         return cls(
             name,
@@ -80,15 +84,47 @@ class Frontier:
 
 
 def list_suites(request: Request) -> Response:
-    """All suites of the folder."""
+    """All suites of the folder, a card each."""
     library: Library = request.app.state.library
-    rows: list[list[h.Node]] = []
-    for name, folder in library.found().suites.items():
-        state = "with results" if (folder / RESULTS).is_file() else "no results yet"
-        rows.append([h.a(href=shell.suite_address(name))[name], _suite(folder).get("title", ""), state])
-    table = html_table(["suite", "title", "state"], ["", "", ""], rows, "Suites") if rows else None
+    cards = [_card(request, library, name) for name in list(library.found().suites)[:MOST_CARDS]]
+    more = len(library.found().suites) - len(cards)
     none = h.p["There are no suites here: ", h.code["oblivionis bench quick"], " runs one."]
-    return shell.page(request, "Suites", [h.h1["Suites"], table or none])
+    parts = [
+        h.h1["Suites"],
+        h.p(".sub")["A point per cell: the further left, the nearer the retrained model; the higher, the more useful."]
+        if cards
+        else None,
+        h.div(".cards")[cards] if cards else none,
+        h.p[f"{more} more are not shown: start the window on a folder further in."] if more else None,
+    ]
+    return shell.page(request, "Suites", parts)
+
+
+def _card(request: Request, library: Library, name: str) -> h.Element:
+    """A suite in short: its title, how many of its cells are done, and their distances."""
+    state = request.app.state
+    try:
+        folder = library.suite(name)
+        key = name, "card"
+        return state.kept.get(key, library.signature(folder), lambda: _in_short(name, folder))
+    except OblivionisError as error:
+        title = h.h2[h.a(href=shell.suite_address(name))[name]]
+        return h.section(".card", aria_label=name)[title, h.p(".bad")[str(error)]]
+
+
+def _in_short(name: str, folder: Path) -> h.Element:
+    facts, of = _suite(folder), Frontier.chosen(name, folder, {})
+    failed = sum(bool(cell.error) for cell in of.cells)
+    done = f"{len(of.cells) - failed} of {counted(len(of.cells), 'cell')} done"
+    best = [(point.x, point.y) for point in frontier(of.points)]
+    label = f"{registry.reader_name(of.utility)} against {of.distance}, a point per cell"
+    title = facts.get("title") or name
+    return h.section(".card", aria_label=title)[
+        h.h2[h.a(href=shell.suite_address(name))[title]],
+        h.p(".about")[with_code(facts.get("description", "").partition("\n\n")[0])],
+        h.p[done if of.cells else "no results yet", h.span(".bad")[f", {failed} failed"] if failed else None],
+        scatter([(point.x, point.y) for point in of.points], best, label),
+    ]
 
 
 def respond(request: Request) -> Response:
@@ -100,6 +136,7 @@ def respond(request: Request) -> Response:
         facts = _suite(of.folder)
         title = facts.get("title") or of.name
         parts = [
+            shell.trail(("Suites", "/suites")),
             h.h1[title],
             [h.p[with_code(text)] for text in facts.get("description", "").split("\n\n") if text],
             h.p[h.a(href=shell.suite_address(of.name, REPORT))["suite.html: its tables and figures"]]

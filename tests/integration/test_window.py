@@ -17,6 +17,7 @@ import psutil
 import pytest
 from support.chromium import AXE, CHROMIUM, MISSING, NO_AXE, browser
 from support.commands import call
+from support.lineage import hashed, lineage_run
 from support.nodes import write_nodes
 from support.reports import HOSTILE, ask, log_of, make_run, metrics_of
 from support.suite_view import cells
@@ -25,6 +26,7 @@ from support.window import TOKEN, run_page, served
 from benchmarks.federated import results
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.reports.html.request_pages import page_of
+from oblivionis.runs.ancestry import Descent
 from oblivionis.view.node_page import Node
 
 pytestmark = pytest.mark.slow
@@ -37,6 +39,7 @@ PAGES = {
     "request": run_page(A, page_of("r0")),
     "compare": f"/compare?run={A}&run={B}&run={LIVE}",
     "requests": "/requests",
+    "models": "/models?folder=models",
     "suites": "/suites",
     "suite": "/suites/quick/",
     "node": "/node",
@@ -96,6 +99,11 @@ def folder(tmp_path_factory):
     parent = os.getppid()
     facts = {"pid": parent, "host": socket.gethostname(), "started": psutil.Process(parent).create_time()}
     (live.path / "running.json").write_text(json.dumps(facts))
+    begun = Descent(hashed("L"), (hashed("L"),), ("learned",))
+    lineage_run(folder / "models", "learned", {"finetune": ["L"]})
+    requests = [("d" * 80, "open"), (HOSTILE, "open")]
+    stages = {"finetune": ["L"], "unlearn": ["A"]}
+    lineage_run(folder / "models", "A" * 60, stages, begun=begun, requests=requests)
     (folder / "quick").mkdir()
     found = cells(failed="fedadam/rmu/seed=1").astype({"seed": str})
     axes = ["strategy", "unlearning", "seed"]

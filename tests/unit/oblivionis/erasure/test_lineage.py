@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from support.commands import call
+from support.lineage import hashed, lineage_run
 
 from oblivionis.chain import Chain, check_chain
 from oblivionis.erasure.hidden_requests import demands_of
@@ -20,16 +21,10 @@ from oblivionis.runs.ancestry import (
     begun_with,
     descent_of,
     descents,
-    note_descent,
     read_lineage,
     write_lineage,
 )
 from oblivionis.runs.directory import Checkpoint, RunDirectory
-
-
-def hashed(name):
-    return hashlib.sha256(name.encode()).hexdigest()
-
 
 LEARNED = Descent(hashed("L3"), (hashed("L1"), hashed("L2"), hashed("L3")), ("learned",))
 A = Descent(hashed("A2"), (*LEARNED.models, hashed("A1"), hashed("A2")), ("learned", "A"))
@@ -274,30 +269,8 @@ class Runs:
     def __init__(self, folder):
         self.folder = folder
 
-    def run(self, name, stages, *, begun=None, requests=(), policy="nodes"):
-        """`stages`: by stage the models of its rounds; `requests`: by demand what it came to."""
-        run = RunDirectory(self.folder / name)
-        run.path.mkdir(parents=True)
-        run.write_config(f"unlearning:\n  requests:\n    policy: {policy}\n")
-        run.note("stage", run=name, stage="finetune", text="")
-        note_descent(run, begun)
-        ledger = Ledger(run.ledger_path)
-        for stage, rounds in stages.items():
-            for number, model in enumerate(rounds, start=1):
-                rows = {"bytes": 0, "sha256": hashed("")}
-                run.note(
-                    "checkpoint", stage=stage, round=number, file=hashed(f"f{model}"), model=hashed(model), rows=rows
-                )
-            place = run.path / "checkpoints" / stage
-            place.mkdir(parents=True)
-            (place / f"round-{len(rounds):04d}.safetensors").write_bytes(b"")
-            run.finish_stage(stage, {"stage": stage, "rounds": len(rounds), "metrics": {}}, None)
-        for demand, outcome in requests:
-            ledger.submit(Request(demand, 0, (f"r{demand}",), 1, told=demand if policy == "nodes" else ""))
-            if outcome != "open":
-                ledger.served(demand, 1)
-                ledger.verified(demand, 2, Judgement(outcome, "why", 0.1), 0.5)
-        return run
+    def run(self, name, stages, **given):
+        return lineage_run(self.folder, name, stages, **given)
 
 
 @pytest.fixture

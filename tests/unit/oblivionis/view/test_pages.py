@@ -19,7 +19,9 @@ from support.window import Visitor, run_page
 from benchmarks.federated import results
 from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
 from oblivionis.chain import GENESIS, append_all
+from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
+from oblivionis.erasure.request import Request
 from oblivionis.files import write_json
 from oblivionis.reports.format import number, printable
 from oblivionis.reports.html.request_pages import page_of
@@ -139,11 +141,11 @@ def first_part(cell):
 def test_the_list_has_state_and_headline_numbers(visitor):
     rows = {first_part(row[1]): row for row in Content(visitor.page("/")).rows[1:]}
     assert set(rows) == {A, B, C}
-    assert rows[A][2:7] == ["finished", "tiny", "fictitious", "fedavg", "npo"]
+    assert rows[A][1:6] == [f"{A} tiny · fictitious · fedavg · npo", "finished", "", "fedavg", "npo"]
     shown = [metrics_of("unlearn")["forget_prob"], metrics_of("retrain")["forget_prob"]]
     shown += [metrics_of("unlearn")[key] for key in ("retain_prob", "forget_quality", "model_utility")]
-    assert rows[A][7:12] == [number(value) for value in shown]
-    assert rows[C][2].startswith("stopped") and "unlearn 0/2" in rows[C][2] and rows[C][7] == "–"
+    assert rows[A][6:11] == [number(value) for value in shown]
+    assert rows[C][2].startswith("stopped") and "unlearn 0/2" in rows[C][2] and rows[C][6] == "–"
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,18 @@ def test_chosen_runs_stay_chosen_beyond_what_is_shown(visitor):
     assert sorted(sent) == [A, C] and "Also chosen" in page
     heads = [link for link in Content(page).links if "order=" in (link or "")]
     assert heads and all(quote(C, safe="") in link for link in heads)
+
+
+def test_the_states_of_runs_are_counted_and_lead_to_these_alone(visitor):
+    links = {
+        text: link
+        for link, text in re.findall(r'<a href="([^"]*)"[^>]*>(?:<span class="state \w+">)?(\w+)', visitor.page("/"))
+    }
+    page = re.sub(r"<[^>]+>", "", visitor.page("/"))
+    assert "all 3" in page and "finished 2" in page and "stopped 1" in page and "damaged" not in page
+    assert names(visitor.page(links["stopped"].replace("&amp;", "&")))[0].startswith(C)
+    page = re.sub(r"<[^>]+>", "", visitor.page("/?method=grad_diff&state=stopped"))
+    assert "all 1" in page and "finished 1" in page and "stopped 0" in page
 
 
 def test_pages_of_a_long_list(visitor, monkeypatch):
@@ -295,7 +309,7 @@ def test_settings_and_metrics_beside_each_other(visitor):
     assert ["strategy.name", "fedavg", "fedadam"] in rows and ["unlearning.method", "npo", "grad_diff"] in rows
     assert not any(row[0].startswith("model.") for row in rows), "what is the same is left out"
     (prob,) = (row for row in rows if row[:2] == ["Forget", "Prob"])
-    assert prob[2:] == [number(4.25e-7), "0.450"]
+    assert prob[2:] == [number(4.25e-7), "0.450 +0.450"], "and by how much it differs"
     page = visitor.page(compared(A, B))
     assert "<b>0.450</b>" in page and f"<b>{number(4.25e-7)}</b>" not in page, "nearer the retrained model's 0.5"
     retrained = Content(visitor.page(compared(A, B, stage="retrain"))).rows
@@ -317,10 +331,11 @@ def test_answers_beside_each_other_with_their_differences(visitor):
 
 def test_curves_of_all_runs(visitor):
     page = visitor.page(compared(A, B, C))
-    assert page.count("<svg") == 4 and "Forget Prob over the rounds of unlearn, a line per run" in page
-    assert visitor.page(compared(A, B, metric="model_utility")).count("<svg") == 1
+    assert page.count("<svg role=") == 4 and "Forget Prob over the rounds of unlearn, a line per run" in page
+    assert page.count('<svg class="key"') == 3, "the line of each run beside its name"
+    assert visitor.page(compared(A, B, metric="model_utility")).count("<svg role=") == 1
     piece = visitor.page(compared(A, C) + "&part=curves")
-    assert piece.count("<svg") == 4 and "<html" not in piece
+    assert piece.count("<svg role=") == 4 and "<html" not in piece
 
 
 def test_what_can_be_taken_away_of_a_comparison(visitor):
@@ -352,7 +367,7 @@ def test_comparisons_that_make_no_sense(visitor, folder):
 
 def test_all_requests_and_their_filters(visitor):
     def found(query=""):
-        return [row[0] for row in Content(visitor.page(f"/requests{query}")).rows[1:]]
+        return [row[0].split()[0] for row in Content(visitor.page(f"/requests{query}")).rows[1:]]
 
     assert found() == ["r0", "r1"]
     assert found("?state=verified") == found("?certificate=PASS") == found("?text=R0") == ["r0"]
@@ -363,12 +378,37 @@ def test_all_requests_and_their_filters(visitor):
     assert (row["request"], row["run"], row["certificate"], row["reason"]) == ("r0", A, "PASS", "its share")
 
 
+def steps_of(row):
+    """What the cells of a row say from the demand to the certificate, each with its kind."""
+    return re.findall(r'<td class="step"><span class="(\w+)">(?:<a [^>]+>)?([^<]*)', row)
+
+
+def test_each_request_has_its_steps_and_its_certificate(visitor):
+    first, second = re.findall(r"<tr[^>]*><th.*?</tr>", visitor.page("/requests").partition("<tbody>")[2])
+    assert steps_of(first) == [("done", "round 1"), ("done", "round 1"), ("done", "verified"), ("done", "PASS")]
+    assert steps_of(second) == [("done", "round 2"), ("open", "pending"), ("open", "not yet"), ("open", "not yet")]
+    certificate = run_page(A, f"certificates/{person_slug('r0')}/certificate.html")
+    assert f'href="{certificate}"' in first and visitor.page(certificate) == "<h1>Certificate</h1>"
+
+
+def test_a_thousand_requests_have_pages_of_a_hundred(tmp_path):
+    run, _ = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for number_ in range(1000):
+        ledger.submit(Request(f"r{number_:04}", number_ % 7, (f"x{number_}",), 1))
+    visitor = Visitor(tmp_path)
+    page = visitor.page("/requests?text=R0&page=3")
+    assert [row[0].split()[0] for row in Content(page).rows[1:]] == [f"r{n:04}" for n in range(200, 300)]
+    assert "1000 in all runs" in page and "/requests?text=R0&page=10" in Content(page).links and len(page) < 100_000
+    assert [row[0].split()[0] for row in Content(visitor.page("/requests?page=99")).rows[1:]][-1] == "r0999"
+
+
 def test_a_broken_ledger_does_not_hide_the_others(folder, tmp_path):
     shutil.copytree(folder / A, tmp_path / "one")
     shutil.copytree(folder / A, tmp_path / "two")
     (tmp_path / "two" / "requests.jsonl").write_text('{"event": "served", "id": "x"}\n')
     page = Visitor(tmp_path).page("/requests")
-    assert [row[0] for row in Content(page).rows[1:]] == ["r0", "r1"] and "two: " in page
+    assert [row[0].split()[0] for row in Content(page).rows[1:]] == ["r0", "r1"] and "two: " in page
 
 
 def test_a_suite_and_its_frontier(visitor):
@@ -389,6 +429,12 @@ def test_a_suite_and_its_frontier(visitor):
     assert visitor.get("/suites/quick/frontier.png").content.startswith(PNG)
     everything = list(csv.DictReader(io.StringIO(visitor.get("/suites/quick/results.csv").text)))
     assert len(everything) == len(cells(failed="fedadam/rmu/seed=1"))
+
+
+def test_the_card_of_a_suite_has_its_cells_and_their_points(visitor):
+    page = visitor.page("/suites")
+    assert "7 of 8 cells done" in page and ", 1 failed" in page and page.count("<circle") == 7
+    assert "All of <code>it</code>." in page
 
 
 def test_the_suites_own_page_leads_to_the_runs_reports(visitor):
@@ -466,7 +512,7 @@ def test_records_may_be_ticked_and_a_person_named_and_the_client_leave(tmp_path)
 # -- hostile texts -------------------------------------------------------------------------------------------------
 
 OWN = {*TAGS.split(), "link", "script", "header", "strong", "form", "fieldset", "legend", "label", "input"} - {"style"}
-OWN |= {"select", "option", "button", "progress", "ins", "del"}
+OWN |= {"select", "option", "button", "progress", "ins", "del", "small", "circle"}
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +530,7 @@ def test_hostile_texts_are_texts_on_every_page(hostile, monkeypatch):
     at = run_page(name)
     pages = ["/", at, at + page_of(text("request")), at + f"people/{person_slug(text('person'))}.html", "/requests"]
     pages += [f"/compare?run={quote(name, safe='')}", f"/?run={quote(name, safe='')}&text={quote(HOSTILE)}"]
-    pages += [f"/requests?text={quote(HOSTILE)}&state={quote(HOSTILE)}"]
+    pages += [f"/requests?text={quote(HOSTILE)}&state={quote(HOSTILE)}", "/models", f"/?state={quote(HOSTILE)}"]
     for path in pages:
         parsed = Parsed(visitor.page(path))
         assert {tag for tag, _ in parsed.tags} <= OWN, path
@@ -549,7 +595,7 @@ def test_the_tables_of_all_runs_and_requests_leave_the_results_of_an_edited_run_
     assert {(of["state"], of["certificate"]) for of in of_edited} == {("nothing follows", "")}
     assert edited.get("/requests?state=verified").text.count(page_of("r0")) == 1
     shown = Content(edited.get("/requests?state=nothing follows").text).rows[1:]
-    assert [row[1] for row in shown] == ["nothing follows"] * 2
+    assert [row[3] for row in shown] == ["nothing follows"] * 2
 
 
 def test_a_run_whose_ledger_makes_no_sense_has_no_results_either(edited, tmp_path):
@@ -560,7 +606,7 @@ def test_a_run_whose_ledger_makes_no_sense_has_no_results_either(edited, tmp_pat
     ledger.unlink()
     append_all(ledger, [{**body, "files": 3} if body is begun else body for body in bodies], GENESIS)
     page = edited.get("/requests").text
-    assert {row[1] for row in Content(page).rows[1:]} == {"nothing follows"}
+    assert {row[3] for row in Content(page).rows[1:]} == {"nothing follows"}
     assert page.count("requests.jsonl: line ") == 1
 
 

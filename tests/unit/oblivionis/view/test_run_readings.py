@@ -288,7 +288,7 @@ def test_the_newest_runs_are_shown_while_the_others_are_read(runs, slowly):
     rows = visitor.get("/runs.csv").text.splitlines()
     assert len(rows) == 1 + len(KINDS), "a file has all of them"
     answer = visitor.get("/?part=runs&unread=1")
-    assert f"<p>{len(KINDS)} runs in" in answer.text and "load the page anew" in answer.text
+    assert f">{len(KINDS)} runs in" in answer.text and "load the page anew" in answer.text
     assert answer.headers["x-seconds"] == "10" and "load the page anew" not in visitor.page("/")
 
 
