@@ -41,7 +41,7 @@ def in_short(config: Config) -> str:
     return (
         f"{counted(federation.clients, 'client')} fine-tune{'s' * (federation.clients == 1)} the language model "
         f"“{config.model.name}”{together} on the data “{config.data.name}” without sharing their records"
-        f"{'; some of these can be asked to be forgotten again' * asking}."
+        f"{'; in the stage unlearn any of these can be deleted on request' * asking}."
     )
 
 

@@ -95,6 +95,7 @@ summary { cursor: pointer; margin: .4rem 0 }
   th, td { padding: .25rem .2rem }
   th { font-size: .68rem }
   tbody th { font-size: inherit }
+  td.break, tbody th.break { font-size: .84rem }
   td.text, tbody th.text { min-width: 14rem }
   dl.facts { grid-template-columns: 1fr; gap: 0 }
   dl.facts dd { margin-bottom: .5rem }

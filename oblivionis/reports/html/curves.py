@@ -21,7 +21,7 @@ from oblivionis.reports.client_tables import audits
 from oblivionis.reports.format import counted
 from oblivionis.reports.markup import captioned, explained
 from oblivionis.reports.run_summary import spread
-from oblivionis.reports.svg import FIGURE_STYLE, PAPER, path_of_segments, svg_figure
+from oblivionis.reports.svg import FIGURE_STYLE, PAPER, path_of_lines, path_of_segments, svg_figure
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
 STAGES = {
@@ -33,6 +33,7 @@ STAGES = {
 
 MEASURES = {"rouge": "ROUGE-L recall", "prob": "Prob"}
 FORGET, RETAIN = "tab:red", "tab:blue"
+SERVED = "requests served"
 MOST_MARKED, MOST_DOTS, MOST_AUDITS = 40, 60, 200
 """Rounds with requests that have a line from top to bottom each, points of a curve that have a dot each, and requests
 whose audits are drawn: a figure does not grow with a long run."""
@@ -40,7 +41,7 @@ whose audits are drawn: a figure does not grow with a long run."""
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is measured of both groups of questions: the evaluator, its two metrics, the axis, and what they are about."""
+    """What is measured of both groups of questions: the evaluator, its two metrics, the axis, the other group."""
 
     evaluator: str
     forget: str
@@ -132,8 +133,10 @@ def caption_of(config: Config, found: Sequence[Curves], quantity: Quantity = QUA
     """What stands below the curves: how those that are there are marked."""
     size = config.evaluation.light.questions_per_set
     asked = f"a sample of {counted(size, 'question')} per set" if size else "all questions"
-    moments = {p["moment"] == "end" for of in found for p in of.points if _has(p, quantity)}
-    caption: list[h.Node] = [explained(quantity.label), " of the answers to forget and to keep. "]
+    points = [p for of in found for p in of.points if _has(p, quantity)]
+    moments = {p["moment"] == "end" for p in points}
+    words = [w for w, key in quantity.keys().items() if any(_finite(p["metrics"].get(key)) is not None for p in points)]
+    caption: list[h.Node] = [explained(quantity.label), f" of the {' and '.join(words)} questions' answers. "]
     caption += [f"Filled: during the stage, {asked}. "] if False in moments else []
     caption += ["Hollow: at the end, with the full profile. "] if True in moments else []
     if any(of.marks for of in found):
@@ -186,7 +189,7 @@ def _drawing(panels: Sequence[tuple[Curves, Quantity, str]], size: tuple[float, 
     return figure
 
 
-_WORDS = ("forget", "retain", "retrained", "FedTU")
+_WORDS = ("forget", "retain", "retrained", SERVED)
 
 
 def _panel(axis: Axes, of: Curves, quantity: Quantity, paper: str) -> dict[str, Line2D]:
@@ -194,9 +197,9 @@ def _panel(axis: Axes, of: Curves, quantity: Quantity, paper: str) -> dict[str, 
     shown: dict[str, Line2D] = {}
     if of.marks:
         high = 1.0 if len(of.marks) <= MOST_MARKED else 0.05
-        style: Any = {"color": "0.6", "linestyle": ":" if high == 1 else "-", "linewidth": 1, "label": "FedTU"}
+        style: Any = {"color": "0.6", "linestyle": ":" if high == 1 else "-", "linewidth": 1, "label": SERVED}
         segments = path_of_segments([(r, 0.0, high) for r in of.marks])
-        (shown["FedTU"],) = axis.plot(*segments, transform=axis.get_xaxis_transform(), gid=f"{of.stage}-FedTU", **style)
+        (shown[SERVED],) = axis.plot(*segments, transform=axis.get_xaxis_transform(), gid=f"{of.stage}-FedTU", **style)
     levels = _levels(of, quantity)
     for (word, key), color, marker in zip(quantity.keys().items(), (FORGET, RETAIN), "os", strict=True):
         style = {"color": color, "label": word, "gid": f"{of.stage}-{word}"}

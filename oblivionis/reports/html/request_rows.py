@@ -51,12 +51,13 @@ def rows(run: RunDirectory, config: Config) -> h.Node:
         return h.p[with_code(SEALED if seals(config) else NONE)]
     line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
     few = sorted(requests, key=lambda r: r.outcome in (*DONE, COVERED))[:MOST] if len(requests) > MOST else requests
+    others = report.unverified_lines(run) if len(few) < len(requests) else []
     known = _Known(run, _probabilities(run), seen_by_oracle(run))
     cells = [[h.a(href=request_pages.page_of(r.id))[r.id], _asked(r), _got(r, known)] for r in few]
     heads = ["request", "asked", explained("Request state", "got")]
     return [
         h.p[line, "."],
-        *(h.p[found, "."] for found in (*report.erased_lines(run), *report.unverified_lines(run))),
+        *(h.p[found, "."] for found in (*report.erased_lines(run), *others)),
         html_table(heads, ["break", "break", "break"], cells, "What each person asked and got"),
         h.p(".legend")[_how_many(len(few), len(requests))] if len(few) < len(requests) else None,
     ]

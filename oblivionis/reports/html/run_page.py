@@ -24,7 +24,6 @@ from oblivionis.reports.format import counted, number
 from oblivionis.reports.html import REPORT, families, person_pages, request_pages, request_rows
 from oblivionis.reports.html.curves import curves
 from oblivionis.reports.markup import (
-    contents,
     explained,
     html_page,
     html_table,
@@ -82,7 +81,6 @@ def sections(
         request_rows.rows(run, config),
         _warnings(run, config),
         section_heading("comparison", "What was measured"),
-        contents([*measures, "asked", "done", "answers", "glossary", "configuration"]),
         h.p["No stage is finished." if not metrics else "Nothing was measured."] if not measures else None,
         paragraphs(said),
         *measures.values(),
