@@ -109,7 +109,7 @@ summary { cursor: pointer; margin: .4rem 0 }
   div.wide.figure svg { min-width: 0 }
   td.text, tbody th.text, td.label, tbody th.label { min-width: 0 }
   tr, figure, section.warnings li { break-inside: avoid }
-  h2, h3 { break-after: avoid }
+  h2, h3, summary, dt { break-after: avoid }
   details.section:not(.screen)::details-content { content-visibility: visible; display: block; block-size: auto }
   div.overview { break-inside: avoid }
   thead { display: table-header-group }

@@ -115,7 +115,8 @@ def course(run: RunDirectory, config: Config, oracle: Mapping[str, float], name:
     if not found:
         return None
     figure = course_figure(found, quantity)
-    label = f"{quantity.label} of forget and {quantity.other} answers over the rounds of {_listed(found)}"
+    words = " and ".join(_words(found, quantity))
+    label = f"{quantity.label} of {words} answers over the rounds of {_listed([of.stage for of in found])}"
     return captioned(svg_figure(figure, f"course-{name}", label), caption_of(config, found, quantity))
 
 
@@ -124,8 +125,8 @@ def course_figure(found: Sequence[Curves], quantity: Quantity, paper: str = PAPE
     return _drawing([(of, quantity, of.stage) for of in found], (4.9, 3.1), paper)
 
 
-def _listed(found: Sequence[Curves]) -> str:
-    *others, last = (of.stage for of in found)
+def _listed(stages: Sequence[str]) -> str:
+    *others, last = stages
     return f"{', '.join(others)} and {last}" if others else last
 
 
@@ -135,8 +136,8 @@ def caption_of(config: Config, found: Sequence[Curves], quantity: Quantity = QUA
     asked = f"a sample of {counted(size, 'question')} per set" if size else "all questions"
     points = [p for of in found for p in of.points if _has(p, quantity)]
     moments = {p["moment"] == "end" for p in points}
-    words = [w for w, key in quantity.keys().items() if any(_finite(p["metrics"].get(key)) is not None for p in points)]
-    caption: list[h.Node] = [explained(quantity.label), f" of the {' and '.join(words)} questions' answers. "]
+    words = " and ".join(_words(found, quantity))
+    caption: list[h.Node] = [explained(quantity.label), f" of the answers to {words} questions. "]
     caption += [f"Filled: during the stage, {asked}. "] if False in moments else []
     caption += ["Hollow: at the end, with the full profile. "] if True in moments else []
     if any(of.marks for of in found):
@@ -144,6 +145,12 @@ def caption_of(config: Config, found: Sequence[Curves], quantity: Quantity = QUA
     if any(_levels(of, quantity) for of in found):
         caption += ["Dashed: the ", explained("Retrained model", "retrained model"), " at its end."]
     return caption
+
+
+def _words(found: Sequence[Curves], quantity: Quantity) -> list[str]:
+    """Which of the two groups were measured, by the word in the legend."""
+    metrics = [point["metrics"] for of in found for point in of.points]
+    return [word for word, key in quantity.keys().items() if any(_finite(m.get(key)) is not None for m in metrics)]
 
 
 def _has(point: Mapping[str, Any], quantity: Quantity) -> bool:
@@ -264,15 +271,20 @@ def _known(audit: Mapping[str, Any], key: str) -> list[tuple[float, float]]:
     return [(float(place), value) for place, value in values if value is not None]
 
 
-def _spread_out(measured: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _telling(measured: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The audits with a number that the figure shows."""
+    return [audit for audit in measured if any(_known(audit, key) for key in ("request_prob", "retain_prob"))]
+
+
+def _spread_out(measured: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """At most `MOST_AUDITS` of the audits that say anything, evenly spread."""
-    telling = [audit for audit in measured if any(_known(audit, key) for key in ("request_prob", "retain_prob"))]
+    telling = _telling(measured)
     return [telling[place] for place in spread(len(telling), MOST_AUDITS)]
 
 
 def audit_caption(measured: Sequence[Mapping[str, Any]]) -> list[h.Node]:
     """How many requests the figure of the audits is about, and who measured them."""
-    shown, count = len(_spread_out(measured)), len(measured)
+    shown, count = len(_spread_out(measured)), len(_telling(measured))
     each = counted(count, "audited request") if shown == count else f"{shown} of {counted(count, 'audited request')}"
     return [
         explained("Prob"),

@@ -23,7 +23,7 @@ from oblivionis.reports.html import person_pages
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html.curves import course
 from oblivionis.reports.html.measure_figures import figure_of
-from oblivionis.reports.markup import paragraphs, section
+from oblivionis.reports.markup import meant, paragraphs, section
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failed_evaluators import Failure, failures
 
@@ -86,6 +86,7 @@ def _family(name: str, metrics: Metrics, judged: _Judged) -> h.Node:
         return None
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if name == "tofu" else []
     content = [
+        meant("Retrained model", "Over-unlearned (↓)") if name == "tofu" else None,
         figure_of(name, judged.run, metrics),
         paragraphs(_words(name, metrics, judged), "verdict"),
         table.html_table(),

@@ -77,7 +77,7 @@ def sections(
         h.div(".overview", id="rounds")[
             drawn if around_curves is None else around_curves(drawn), _numbers(run, config, metrics)
         ],
-        section_heading("requests", "What each person asked and got"),
+        section_heading("requests", "What each person asked and got", "FedTU", "Request state", "Verification"),
         request_rows.rows(run, config),
         _warnings(run, config),
         section_heading("comparison", "What was measured"),
@@ -86,7 +86,9 @@ def sections(
         *measures.values(),
         section("asked", "What was set up", run_overview.asked(run, config), run_overview.asked_in_short(config)),
         section("done", "What was done", run_overview.done(run), run_overview.done_in_short(run)),
-        section("answers", "Answers", _answers(report.samples(run, config, list(metrics), look_up=look_up))),
+        section(
+            "answers", "What the models answer", _answers(report.samples(run, config, list(metrics), look_up=look_up))
+        ),
     ]
 
 
