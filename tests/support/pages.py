@@ -47,9 +47,10 @@ _BLOCKS = {*_BEGINS, "p", "figcaption", "pre", "nav", "title"}
 class Lines(HTMLParser):
     """A page as lines of plain text, for a comparison with what it should say.
 
-    `# ` begins a heading, `- ` an item, `+ ` a part to be opened, `+ ## ` a section, `| ` a table's caption; a term and its text are two
-    lines; the cells of a row stand between ` | `, the class of a column behind its heading. `[word](link)` is a link,
-    `[word]` one to the glossary's entry of that word; `*word*` stands out. A class stands in parentheses.
+    `# ` begins a heading, `- ` an item, `+ ` a part to be opened, `+ ## ` a section, `| ` a table's caption; a term and
+    its text are two lines; the cells of a row stand between ` | `, the class of a column behind its heading.
+    `[word](link)` is a link, `[word]` one to the glossary's entry of that word; `*word*` stands out. A class stands in
+    parentheses.
     """
 
     def __init__(self, source):

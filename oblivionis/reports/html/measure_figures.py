@@ -24,7 +24,7 @@ Metrics = Mapping[str, Mapping[str, float]]
 SHOWN = ("finetune", "unlearn", "retrain")
 COLOURS = {"finetune": "0.5", "unlearn": "tab:red", "retrain": "tab:blue"}
 BINS = 16
-MOST = 400
+MOST = 200
 """Of more questions a figure shows so many, evenly spread by their order."""
 
 
@@ -59,10 +59,8 @@ def leakage(run: RunDirectory, metrics: Metrics) -> h.Node:
     places = np.arange(len(ids))
     lower, mean, upper = ([rows[i][key] for i in ids] for key in ("mu_lower", "mean", "mu_upper"))
     edges = np.append(places, len(ids)) - 0.5
-    axis.fill_between(
-        edges, [*lower, lower[-1]], [*upper, upper[-1]], step="post", color=COLOURS[stage], alpha=0.18, linewidth=0,
-        gid="leakage-band", label="bounds",
-    )  # fmt: skip
+    band: Any = {"color": COLOURS[stage], "alpha": 0.18, "linewidth": 0, "gid": "leakage-band", "label": "bounds"}
+    axis.stairs(upper, edges, baseline=lower, fill=True, **band)
     axis.plot(places, mean, "o", color=COLOURS[stage], markersize=3.5, gid=f"leakage-{stage}", label=MODELS[stage])
     oracle = logs.get("retrain", {}) if stage != "retrain" else {}
     both = [(place, oracle[i]["mean"]) for place, i in enumerate(ids) if i in oracle]

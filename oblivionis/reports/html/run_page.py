@@ -70,7 +70,7 @@ def sections(
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     drawn = curves(run, config, metrics.get("retrain", {}))
     measures = families.sections(run, config, metrics)
-    said = privacy_report.sentences(run)
+    samples = report.samples(run, config, list(metrics), look_up=look_up)
     return [
         _verdict(run_outcome.of_run(run, config), config),
         _doubts(run, config),
@@ -81,14 +81,12 @@ def sections(
         request_rows.rows(run, config),
         _warnings(run, config),
         section_heading("comparison", "What was measured"),
-        h.p["No stage is finished." if not metrics else "Nothing was measured."] if not measures else None,
-        paragraphs(said),
+        None if measures else h.p[_unmeasured(run, metrics)],
+        paragraphs(privacy_report.sentences(run)),
         *measures.values(),
         section("asked", "What was set up", run_overview.asked(run, config), run_overview.asked_in_short(config)),
         section("done", "What was done", run_overview.done(run), run_overview.done_in_short(run)),
-        section(
-            "answers", "What the models answer", _answers(report.samples(run, config, list(metrics), look_up=look_up))
-        ),
+        section("answers", "What the models answer", _answers(samples)) if samples else None,
     ]
 
 
@@ -100,14 +98,18 @@ def configuration_part(run: RunDirectory) -> list[h.Node]:
 
 def _verdict(result: Outcome | None, config: Config) -> h.Element:
     """The outcome in a sentence, or why there is none yet."""
-    if result is not None and result.sentence:
+    if result is not None:
         return h.p(class_=f"outcome {result.grade}")[result.sentence]
-    why = (
-        "No verdict yet: the stage unlearn has not come to its end."
-        if "unlearn" in config.stages
-        else "No verdict: this run has no stage unlearn, so nothing was to be forgotten."
-    )
-    return h.p(".outcome.doubtful")[why]
+    asking = "unlearn" in config.stages
+    why = "yet: the stage unlearn has not come to its end." if asking else "is given without the stage unlearn."
+    return h.p(".outcome.doubtful")["No verdict ", why]
+
+
+def _unmeasured(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Why no family of measures is shown."""
+    if audits(run):
+        return "The server measured nothing: the clients did, of their own records, as the page of each request shows."
+    return "Nothing was measured at the end of a stage." if metrics else "No stage is finished."
 
 
 def _doubts(run: RunDirectory, config: Config) -> h.Node:
@@ -168,6 +170,4 @@ def _answers(found: Sequence[Mapping[str, Any]]) -> h.Element:
         rows.append([sample["set"], "question", h.b[sample["question"]]])
         rows.append(["", "truth", sample["truth"]])
         rows += [["", who, said.strip() or "(empty)"] for who, said in sample["answers"].items()]
-    if not rows:
-        return h.p["None."]
     return html_table(["questions", "who", "text"], ["", "who", "text"], rows, "What the models answer")
