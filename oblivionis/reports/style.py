@@ -69,7 +69,7 @@ b.mark, .bad { color: var(--bad) }
 p.outcome { font-size: 1.15rem; font-weight: 600; border-left: .3rem solid var(--good); padding-left: .8rem }
 p.lead { color: var(--dim) }
 div.overview { display: flex; flex-wrap: wrap; gap: 0 2.2rem; align-items: center }
-div.overview > figure, div.overview > [hx-get] { flex: 1 1 26rem; max-width: 38rem; min-width: 0 }
+div.overview > figure, div.overview > [data-live] { flex: 1 1 26rem; max-width: 38rem; min-width: 0 }
 div.overview svg, details.section > figure svg { width: 100%; max-width: 38rem }
 div.numbers { flex: 1 1 14rem }
 div.numbers > p { color: var(--dim); margin: .2rem 0 }
