@@ -26,7 +26,7 @@ class WikimemEvaluator:
     (mean z* over memorised templates), unmemorized (share of subjects with nothing memorised), and, not in WikiMem,
     rank: the mean of `FactScore.ranks`, which also moves where no true value comes first, and likeliest: the mean of
     `FactScore.likeliest`, which is not lowered by look-alike names that the model takes for the person. The details
-    hold WikiMem's figures by property, and what came first in each template of each fact.
+    hold WikiMem's figures by property, and of each template of each fact what came first and the rank.
 
     Attributes
     ----------
@@ -94,7 +94,8 @@ def _metrics(found: Sequence[FactScore]) -> dict[str, float]:
 
 
 def _details(found: Sequence[FactScore]) -> dict[str, Any]:
-    """Figures per property, and per fact how many templates have rank 1 and which candidate came first in each."""
+    """Figures per property, and per fact how many templates have rank 1, and of each which candidate came first and
+    `FactScore.ranks`."""
     return {
         "properties": {name: asdict(s) for name, s in by_property([score.pair for score in found]).items()},
         "facts": [
@@ -105,6 +106,7 @@ def _details(found: Sequence[FactScore]) -> dict[str, Any]:
                 "memorized": int(score.pair.memorized.sum()),
                 "templates": len(score.templates),
                 "first": list(score.best),
+                "ranks": score.ranks.tolist(),
             }
             for score in found
         ],

@@ -16,7 +16,7 @@ from oblivionis.config import extension_traits
 from oblivionis.errors import FileError
 from oblivionis.files import read_json
 from oblivionis.reports.format import shortened
-from oblivionis.reports.markup import html_table, paragraphs, section_heading
+from oblivionis.reports.markup import html_table, paragraphs
 from oblivionis.runs.directory import RunDirectory
 
 MODELS = {"unlearn": "unlearned", "finetune": "finetuned", "retrain": "retrained"}
@@ -298,7 +298,7 @@ def section(run: RunDirectory) -> list[h.Node]:
             classes = ["who", *["n"] * (len(head) - 1)]
             parts.append(html_table(head, classes, membership_rows(results), "Membership inference"))
         parts += paragraphs(words_below(results))
-    return [section_heading("attacks", "Attacks"), *parts] if parts else []
+    return parts
 
 
 def html_rows(results: Mapping[str, Any]) -> h.Element:

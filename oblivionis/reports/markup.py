@@ -46,9 +46,13 @@ def contents(names: Iterable[str]) -> h.Element:
 
 def section_heading(name: str, title: str, *terms: str) -> h.Renderable:
     """A heading that can be linked to as `#name`, with links to the glossary's entries for `terms` after it."""
+    return h.fragment[h.h2(id=name)[title], meant(*terms)]
+
+
+def meant(*terms: str) -> h.Node:
+    """Links to the glossary's entries for `terms`."""
     links = [explained(term) for term in terms if term in GLOSSARY]
-    meant = h.p(".terms")["What is meant by: ", joined(links, ", "), "."] if links else None
-    return h.fragment[h.h2(id=name)[title], meant]
+    return h.p(".terms")["What is meant by: ", joined(links, ", "), "."] if links else None
 
 
 def html_table(
@@ -105,6 +109,16 @@ def paragraphs(texts: Iterable[str], kind: str = "") -> list[h.Element]:
 def folded(title: h.Node, content: h.Node) -> h.Element:
     """A part of a page that can be opened."""
     return h.details[h.summary[title], content]
+
+
+def section(name: str, title: h.Node, content: h.Node, note: h.Node = None, *, printed: bool = True) -> h.Element:
+    """A section that can be linked to as `#name`, folded to its heading and a `note` that says what is in it.
+
+    printed: on paper it is open, else its heading alone is there.
+    """
+    return h.details(class_=["section", {"screen": not printed}])[
+        h.summary[h.h2(id=name)[title], [" ", h.span(".note")[note]] if note else None], content
+    ]
 
 
 def captioned(drawing: h.Node, caption: h.Node) -> h.Element:

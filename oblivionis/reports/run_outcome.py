@@ -12,6 +12,7 @@ from evaluation.metrics.retrained_comparison import NEAR, OVER_UNLEARNED, STILL_
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
+from oblivionis.erasure.hidden_requests import seals
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.retained_twins import oracle_as_text, read_twins
 from oblivionis.erasure.verification_rules import DONE, ERASED, VERIFIED
@@ -67,7 +68,7 @@ def outcome(
         return None
     utility = _utility(metrics, config.evaluation.rouge) or _no_utility(run)
     known = knowledge(run, verdicts, metrics)
-    parts = [p for p in (_requests(run), known, utility, _not_measured(run), _not_sealed(run)) if p is not None]
+    parts = [p for p in (_requests(run, config), known, utility, _not_measured(run), _not_sealed(run)) if p is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
     if grade == GOOD and (known is None or utility is None):
@@ -88,10 +89,11 @@ def _not_measured(run: RunDirectory) -> tuple[str, str] | None:
     return (f"not measured, because it failed: {', '.join(failed)}", DOUBTFUL) if failed else None
 
 
-def _requests(run: RunDirectory) -> tuple[str, str] | None:
+def _requests(run: RunDirectory, config: Config) -> tuple[str, str] | None:
     requests = list(Ledger(run.ledger_path))
     if not requests:
-        return "nobody asked to forget anything", DOUBTFUL
+        hidden = "requests are sealed: who asked for what is known to the clients alone"
+        return hidden if seals(config) else "nobody asked to forget anything", DOUBTFUL
     states = Counter(r.outcome for r in requests)
     count, word = len(requests), ERASED if ERASED in states else VERIFIED
     grade = GOOD if sum(states[outcome] for outcome in DONE) == count else DOUBTFUL

@@ -16,6 +16,8 @@ from oblivionis.reports.format import counted
 from oblivionis.reports.markup import explained, facts_list, folded, html_table
 from oblivionis.runs.directory import RunDirectory
 
+MOST_ROUNDS = 150
+"""Rounds of a stage of which the report says who took part; metrics.jsonl has all."""
 _ORDER = ("finetune", "retrain", "unlearn", "local", "local_unlearned")
 _POLICIES = {
     "random_client_per_round": "each round one client that holds records to forget, drawn at random",
@@ -32,14 +34,28 @@ _SPREAD = {
 }
 
 
-def in_short(run: RunDirectory, config: Config) -> str:
+def in_short(config: Config) -> str:
     """One sentence that says what the run is about."""
-    federation = config.federation
+    federation, asking = config.federation, "unlearn" in config.stages
+    together = "" if set(config.stages) == {"local"} else " together"
     return (
         f"{counted(federation.clients, 'client')} fine-tune{'s' * (federation.clients == 1)} the language model "
-        f"“{config.model.name}” together on the data “{config.data.name}” without sharing them; some of the records "
-        "are to be forgotten again. This page says what was asked, what was done and how well it went."
+        f"“{config.model.name}”{together} on the data “{config.data.name}” without sharing their records"
+        f"{'; in the stage unlearn any of these can be deleted on request' * asking}."
     )
+
+
+def asked_in_short(config: Config) -> str:
+    """The stages and what is done in them."""
+    return f"{', '.join(config.stages)} with {config.strategy.name}, {report.method(config)}"
+
+
+def done_in_short(run: RunDirectory) -> str:
+    """How many rounds were held and how many replies failed in them; empty where none was."""
+    rows = [row for row in run.metrics() if row["evaluator"] == "federation"]
+    failed = sum(int(row["metrics"].get("failures") or 0) for row in rows)
+    replies = f"{failed} failed replies" if failed != 1 else "1 failed reply"
+    return f"{counted(len(rows), 'round')}, {replies}" if rows else ""
 
 
 def asked(run: RunDirectory, config: Config) -> h.Element:
@@ -172,9 +188,10 @@ def _again(row: Mapping[str, Any]) -> list[int]:
 
 def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
     """Who answered in each round, in a part that can be opened; nothing where that was not written down."""
-    rows = [row for row in rows if "clients" in row]
-    if not rows:
+    known = [row for row in rows if "clients" in row]
+    if not known:
         return None
+    rows = known[-MOST_ROUNDS:]
     cells = [
         [
             str(row["round"]),
@@ -189,7 +206,8 @@ def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
     failed, cut = explained("Failed replies", "failed"), explained("Cut replies", "cut")
     heads = ["round", explained("FedTU", "unlearned"), "trained", failed, cut, "seconds"]
     title = f"Who took part in {stage}, round by round"
-    return folded(title, html_table(heads, ["n", "", "", "", "", "n"], cells, title))
+    shown = f"{title} (the last {len(rows)} of {counted(len(known), 'round')})" if len(rows) < len(known) else title
+    return folded(shown, html_table(heads, ["n", "", "", "", "", "n"], cells, title))
 
 
 def _clients(clients: Sequence[int]) -> str:

@@ -67,6 +67,25 @@ div.panels svg { width: 100% }
 pre { overflow-x: auto; background: var(--soft); padding: .8rem }
 b.mark, .bad { color: var(--bad) }
 p.outcome { font-size: 1.15rem; font-weight: 600; border-left: .3rem solid var(--good); padding-left: .8rem }
+p.lead { color: var(--dim) }
+div.overview { display: flex; flex-wrap: wrap; gap: 0 2.2rem; align-items: center }
+div.overview > figure, div.overview > [data-live] { flex: 1 1 26rem; max-width: 38rem; min-width: 0 }
+div.overview svg, details.section > figure svg { width: 100%; max-width: 38rem }
+div.numbers { flex: 1 1 14rem }
+div.numbers > p { color: var(--dim); margin: .2rem 0 }
+div.numbers dl { margin: 0; display: grid; gap: .9rem 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)) }
+div.numbers dd { margin: 0 }
+div.numbers dd b { display: block; font-size: 1.7rem; line-height: 1.15; font-variant-numeric: tabular-nums }
+div.numbers dd span { color: var(--dim); font-size: .85em }
+td.break, tbody th.break { overflow-wrap: anywhere }
+td.break small { display: block; color: var(--dim) }
+details.section { border-bottom: 1px solid var(--rule) }
+details.section > summary { padding: .5rem 0; margin: 0; overflow-wrap: anywhere }
+details.section > summary > h2 { display: inline; border: 0; margin: 0; font-size: 1.05rem }
+details.section > summary > .note { color: var(--dim); font-size: .92em; margin-left: .4rem }
+b.good { color: var(--good) }
+b.bad { color: var(--bad) }
 p.outcome.doubtful { border-color: var(--note) }
 p.outcome.bad { border-color: var(--bad) }
 summary { cursor: pointer; margin: .4rem 0 }
@@ -76,6 +95,7 @@ summary { cursor: pointer; margin: .4rem 0 }
   th, td { padding: .25rem .2rem }
   th { font-size: .68rem }
   tbody th { font-size: inherit }
+  td.break, tbody th.break { font-size: .84rem }
   td.text, tbody th.text { min-width: 14rem }
   dl.facts { grid-template-columns: 1fr; gap: 0 }
   dl.facts dd { margin-bottom: .5rem }
@@ -89,7 +109,9 @@ summary { cursor: pointer; margin: .4rem 0 }
   div.wide.figure svg { min-width: 0 }
   td.text, tbody th.text, td.label, tbody th.label { min-width: 0 }
   tr, figure, section.warnings li { break-inside: avoid }
-  h2, h3 { break-after: avoid }
+  h2, h3, summary, dt { break-after: avoid }
+  details.section:not(.screen)::details-content { content-visibility: visible; display: block; block-size: auto }
+  div.overview { break-inside: avoid }
   thead { display: table-header-group }
 }
 """)

@@ -6,7 +6,9 @@ Only what draws imports this module: importing matplotlib takes time.
 from __future__ import annotations
 
 import io
+import math
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import htpy as h
@@ -66,3 +68,22 @@ def _attributes(style: re.Match[str]) -> str:
     given |= {f"font-{name}": value for name, value in font.groupdict().items() if value} if font else {}
     given.pop("font-family", None)
     return " ".join(f'{name}="{value}"' for name, value in given.items())
+
+
+Path = tuple[list[float], list[float]]
+"""The x and the y of a path in pieces: one element of a drawing, however many there are."""
+
+
+def path_of_lines(lines: Iterable[Sequence[tuple[float, float]]]) -> Path:
+    """Lines through points (x, y) as one path; a line without points is left out."""
+    x: list[float] = []
+    y: list[float] = []
+    for points in filter(None, lines):
+        x += [*([math.nan] if x else []), *(point[0] for point in points)]
+        y += [*([math.nan] if y else []), *(point[1] for point in points)]
+    return x, y
+
+
+def path_of_segments(segments: Iterable[tuple[float, float, float]]) -> Path:
+    """Upright segments (x, from, to) as one path."""
+    return path_of_lines([[(x, low), (x, high)] for x, low, high in segments])

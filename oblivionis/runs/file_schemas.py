@@ -178,6 +178,20 @@ class Muse(TypedDict, total=False):
     knowmem_retain: dict[str, Reported]
 
 
+class _Fact(TypedDict, total=False):
+    ranks: list[float]
+
+
+class _Facts(TypedDict, total=False):
+    facts: list[_Fact]
+
+
+class Wikimem(TypedDict, total=False):
+    """Of people to forget, what is shown of their facts."""
+
+    forget: _Facts
+
+
 class Log(TypedDict, total=False):
     """evaluations/<stage>.json."""
 
@@ -187,6 +201,8 @@ class Log(TypedDict, total=False):
     eval_real_world_wo_options: Section
     ids: dict[str, list[str]]
     ruler: Numbers
+    leakage: dict[str, Known]
+    wikimem: Wikimem
     membership: dict[str, dict[str, Numbers]]
     muse: Muse
     rwku: dict[str, dict[str, Reported]]
@@ -194,7 +210,7 @@ class Log(TypedDict, total=False):
 
 def uneven(log: Mapping[str, Any]) -> str:
     """Which column of a per-question log is about other questions than it should be; empty where none is."""
-    for name in sorted(Log.__optional_keys__ & log.keys() - {"ids", "ruler", "membership", "muse", "rwku"}):
+    for name in sorted(name for name in Log.__optional_keys__ & log.keys() if name.startswith("eval_")):
         columns = [log[name][column] for column in sorted(_LOSSES & log[name].keys())]
         if len({tuple(column) for column in columns}) > 1:
             return f"{name}: its columns are not about the same questions"

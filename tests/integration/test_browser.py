@@ -19,8 +19,10 @@ PAGES = ["report", "request", "suite"]
 LOOK = """({dark: matchMedia('(prefers-color-scheme: dark)').matches,
   paper: getComputedStyle(document.body).backgroundColor})"""
 CUT = "[...document.querySelectorAll('div.figure')].map(e => e.scrollWidth - e.clientWidth)"
-ROWS = """[...document.querySelectorAll('#requests ~ div.wide')].slice(0, 1).flatMap(
-  t => [...t.querySelectorAll('tbody tr')].map(r => r.getBoundingClientRect().height))"""
+MOVED = "(table => table.scrollWidth - table.clientWidth)(document.querySelector('#requests ~ div.wide'))"
+OPEN = "document.querySelectorAll('details').forEach(part => part.open = true)"
+BELOW = """[...document.querySelectorAll('details.section')].map(part => [part.classList.contains('screen'),
+  part.getBoundingClientRect().height - part.querySelector('summary').getBoundingClientRect().height])"""
 
 
 class Links(HTMLParser):
@@ -84,20 +86,38 @@ def test_nothing_runs_over_on_a_phone_or_a_desk(pages, tab, name, width, dark):
     assert (red < 60) is dark, "the page's own colours follow"
 
 
-def test_a_phone_shows_every_plot_whole_and_requests_in_short_rows(pages, tab):
+def test_a_phone_shows_every_plot_whole_and_requests_without_moving_them(pages, tab):
     tab.window(390)
     tab.go(pages["report"].as_uri())
+    assert tab.js(MOVED) <= 0
+    tab.js(OPEN)
     cut = tab.js(CUT)
-    assert len(cut) == 6 and max(cut) <= 0, "no plot has to be moved to be seen, nor its legend"
-    tab.js("document.querySelectorAll('#requests ~ div.wide td.text').forEach(e => e.textContent = 'asked by letter')")
-    assert len(tab.js(ROWS)) == 2 and max(tab.js(ROWS)) < 48, "no column beyond the edge makes a row high"
+    assert len(cut) == 2 and max(cut) <= 0, "no plot has to be moved to be seen, nor its legend"
+
+
+def test_on_paper_the_measures_are_open_the_configuration_is_not_and_nothing_is_dark(pages, tab):
+    tab.window(1280, dark=True)
+    tab.go(pages["report"].as_uri())
+    closed = tab.js(BELOW)
+    assert len(closed) > 3 and all(height < 20 for _, height in closed)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    tab.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    try:
+        below = tab.js(BELOW)
+        assert all((height < 20) is screen for screen, height in below) and [s for s, _ in below].count(True) == 1
+        assert tab.js(LOOK)["paper"] == "rgb(255, 255, 255)"
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
 @pytest.mark.skipif(not AXE, reason=NO_AXE)
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_nothing_serious(pages, tab, name):
+    """Folded or open."""
     tab.window(390)
     tab.go(pages[name].as_uri())
+    assert tab.faults() == []
+    tab.js(OPEN)
     assert tab.faults() == []
 
 

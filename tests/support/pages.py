@@ -47,13 +47,15 @@ _BLOCKS = {*_BEGINS, "p", "figcaption", "pre", "nav", "title"}
 class Lines(HTMLParser):
     """A page as lines of plain text, for a comparison with what it should say.
 
-    `# ` begins a heading, `- ` an item, `+ ` a part to be opened, `| ` a table's caption; a term and its text are two
-    lines; the cells of a row stand between ` | `, the class of a column behind its heading. `[word](link)` is a link,
-    `[word]` one to the glossary's entry of that word; `*word*` stands out. A class stands in parentheses.
+    `# ` begins a heading, `- ` an item, `+ ` a part to be opened, `+ ## ` a section, `| ` a table's caption; a term and
+    its text are two lines; the cells of a row stand between ` | `, the class of a column behind its heading.
+    `[word](link)` is a link, `[word]` one to the glossary's entry of that word; `*word*` stands out. A class stands in
+    parentheses.
     """
 
     def __init__(self, source):
         super().__init__()
+        self._folded = False
         self.lines, self._line, self._kinds, self._row, self._link, self._from = [], None, [], None, None, 0
         self.feed(source)
 
@@ -63,7 +65,10 @@ class Lines(HTMLParser):
             self._kinds.append(tag)
             if tag == "svg":
                 self.lines.append(f"figure: {given['aria-label']}")
+        elif tag == "h2" and self._folded:
+            self._line += "## "
         elif tag in _BLOCKS:
+            self._folded = tag == "summary"
             self._line = _BEGINS.get(tag, "") + (f"({given['class']}) " if given.get("class") else "")
         elif tag in ("section", "ol"):
             self.lines.append(f"({given['class']})")
@@ -86,7 +91,10 @@ class Lines(HTMLParser):
     def handle_endtag(self, tag):
         if tag in ("style", "svg"):
             self._kinds.pop()
+        elif tag == "h2" and self._folded:
+            self._line += " "
         elif tag in _BLOCKS:
+            self._folded = False
             self.lines.append(" ".join(self._line.split()) if tag != "dd" else f"    {' '.join(self._line.split())}")
             self._line = None
         elif tag in ("td", "th"):

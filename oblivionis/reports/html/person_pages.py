@@ -24,7 +24,7 @@ from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import run_summary as report
 from oblivionis.reports.format import counted, number
 from oblivionis.reports.html import REPORT
-from oblivionis.reports.markup import folded, html_page, html_table, section_heading
+from oblivionis.reports.markup import folded, html_page, html_table
 from oblivionis.runs.artifact_binding import nothing_follows
 from oblivionis.runs.directory import RunDirectory
 
@@ -61,7 +61,6 @@ def section(run: RunDirectory) -> list[h.Node]:
         rows.append([link, person.cohort or "", str(len(person.facts)), *shares, states])
     heads = ["person", "cohort", "facts", *(MODELS[stage] for stage in stages), "requests"]
     return [
-        section_heading("people", "People"),
         h.p["Share of phrasings in which the facts about a person are memorised (WikiMem)."],
         html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows, "Audited people"),
     ]

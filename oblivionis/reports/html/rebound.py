@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from evaluation.metrics.rebound import Curve, mean_shares
 from oblivionis.measures.rebound.report import STAGE, sentences
 from oblivionis.measures.rebound.tracker import rebound_curves
-from oblivionis.reports.markup import captioned, paragraphs, section_heading
+from oblivionis.reports.markup import captioned, paragraphs
 from oblivionis.reports.svg import FIGURE_STYLE, svg_figure
 from oblivionis.runs.directory import RunDirectory
 
@@ -28,7 +28,7 @@ def section(run: RunDirectory) -> list[h.Node]:
     curves = rebound_curves(run.metrics(), STAGE)
     if not curves:
         return []
-    return [section_heading("rebound", "What comes back"), *paragraphs(sentences(run)), figure_of(curves)]
+    return [*paragraphs(sentences(run)), figure_of(curves)]
 
 
 def figure_of(curves: Sequence[Curve]) -> h.Node:

@@ -1,4 +1,8 @@
-"""`report.html`: one self-contained page per run that opens without network."""
+"""`report.html`: one self-contained page per run that opens without network.
+
+Its order is a reader's: the outcome, one figure, a few numbers, what each person asked and got; then the measures, each
+folded, and what was set up and done.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +12,40 @@ from typing import Any
 import htpy as h
 
 from oblivionis.config.schema import Config
-from oblivionis.erasure.ledger import Ledger
-from oblivionis.erasure.request import PENDING, Request
 from oblivionis.files import write_atomic
-from oblivionis.measures.membership import report as membership_report
-from oblivionis.measures.ruler import report as ruler_report
-from oblivionis.measures.tofu import report as tofu_report
-from oblivionis.reports import attacks as attack_report
+from oblivionis.naming import MODELS
 from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import run_outcome, verdicts
 from oblivionis.reports import run_overview as run_overview
 from oblivionis.reports import run_summary as report
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.format import counted
-from oblivionis.reports.html import REPORT, person_pages, request_pages
-from oblivionis.reports.html import rebound as rebound_section
+from oblivionis.reports.client_tables import SHOWN, audits
+from oblivionis.reports.format import counted, number
+from oblivionis.reports.html import REPORT, families, person_pages, request_pages, request_rows
 from oblivionis.reports.html.curves import curves
 from oblivionis.reports.markup import (
-    contents,
     explained,
-    folded,
     html_page,
     html_table,
     paragraphs,
+    section,
     section_heading,
     warning_list,
 )
+from oblivionis.reports.run_outcome import Outcome
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failed_evaluators import failures
+
+NUMBERS = 5
 
 
 def write_html(run: RunDirectory, config: Config) -> None:
-    """Write `report.html` for `run`: warnings, what was asked and done, comparison, curves, requests, answers.
+    """Write `report.html` for `run`: outcome, main figure, numbers, requests, and the measures folded.
 
     It links to a page for each deletion request, under `requests/`, and for each audited person, under `people/`. No
     page needs the network. Every text from the data or a model is escaped.
     """
     title = page_title(run, config)
-    parts = [h.h1[title], h.p[run_overview.in_short(run, config)], *sections(run, config)]
+    parts = [h.h1[title], h.p(".lead")[run_overview.in_short(config)], *sections(run, config)]
     person_pages.write_pages(run)
     request_pages.write_pages(run, config)
     write_atomic(run.path / REPORT, html_page(title, parts, configuration_part(run)))
@@ -65,115 +65,103 @@ def sections(
 ) -> list[h.Node]:
     """The parts of a page about a run, with links to them.
 
-    around_curves: what the curves are put into; look_up: as in `reports.summary.samples`.
+    around_curves: what the main figure is put into; look_up: as in `reports.summary.samples`.
     """
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     drawn = curves(run, config, metrics.get("retrain", {}))
-    optional = {
-        "rebound": rebound_section.section(run),
-        "attacks": attack_report.section(run),
-        "people": person_pages.section(run),
-    }
-    result = run_outcome.of_run(run, config)
+    measures = families.sections(run, config, metrics)
+    samples = report.samples(run, config, list(metrics), look_up=look_up)
     return [
-        h.p(class_=f"outcome {result.grade}")[result.sentence] if result else None,
-        _contents(optional),
+        _verdict(run_outcome.of_run(run, config), config),
+        _doubts(run, config),
+        h.div(".overview", id="rounds")[
+            drawn if around_curves is None else around_curves(drawn), _numbers(run, config, metrics)
+        ],
+        section_heading("requests", "What each person asked and got", "FedTU", "Request state", "Verification"),
+        request_rows.rows(run, config),
         _warnings(run, config),
-        section_heading("asked", "What was asked"),
-        run_overview.asked(run, config),
-        _comparison(run, config, metrics),
-        section_heading("done", "What was done", "Stage", "Round"),
-        run_overview.done(run),
-        section_heading("rounds", "Rounds"),
-        drawn if around_curves is None else around_curves(drawn),
-        section_heading("requests", "Deletion requests", "FedTU", "Request state", "Verification"),
-        _requests(run, config),
-        *optional.values(),
-        section_heading("answers", "Answers"),
-        _answers(report.samples(run, config, list(metrics), look_up=look_up)),
+        section_heading("comparison", "What was measured"),
+        None if measures else h.p[_unmeasured(run, metrics)],
+        paragraphs(privacy_report.sentences(run)),
+        *measures.values(),
+        section("asked", "What was set up", run_overview.asked(run, config), run_overview.asked_in_short(config)),
+        section("done", "What was done", run_overview.done(run), run_overview.done_in_short(run)),
+        section("answers", "What the models answer", _answers(samples)) if samples else None,
     ]
 
 
 def configuration_part(run: RunDirectory) -> list[h.Node]:
     """The whole configuration, folded."""
-    folding = folded("Every key of it", h.pre(tabindex="0")[run.read_config()])
-    return [section_heading("configuration", "Configuration"), folding]
+    text = h.pre(tabindex="0")[run.read_config()]
+    return [section("configuration", "Configuration", text, "every key of it", printed=False)]
 
 
-def _contents(optional: Mapping[str, Sequence[h.Node]]) -> h.Element:
-    """Links to the sections of the page; those of `optional` that are empty are not there."""
-    names = ["asked", "comparison", "done", "rounds", "requests", *(name for name, parts in optional.items() if parts)]
-    return contents([*names, "answers", "glossary", "configuration"])
+def _verdict(result: Outcome | None, config: Config) -> h.Element:
+    """The outcome in a sentence, or why there is none yet."""
+    if result is not None:
+        return h.p(class_=f"outcome {result.grade}")[result.sentence]
+    asking = "unlearn" in config.stages
+    why = "yet: the stage unlearn has not come to its end." if asking else "is given without the stage unlearn."
+    return h.p(".outcome.doubtful")["No verdict ", why]
+
+
+def _unmeasured(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Why no family of measures is shown."""
+    if audits(run):
+        return "The server measured nothing: the clients did, of their own records, as the page of each request shows."
+    return "Nothing was measured at the end of a stage." if metrics else "No stage is finished."
+
+
+def _doubts(run: RunDirectory, config: Config) -> h.Node:
+    """How many warnings there are, with a link to them."""
+    found = run_warnings.find_warnings(run, config)
+    faults, limits = (sum(w.limit is limit for w in found) for limit in (False, True))
+    parts = [counted(faults, "warning")] if faults else []
+    parts += [counted(limits, "note") + " on how far this reaches"] if limits else []
+    return h.p["To be read with ", h.a(href="#warnings")[" and ".join(parts)], "."] if parts else None
 
 
 def _warnings(run: RunDirectory, config: Config) -> h.Node:
     found = run_warnings.find_warnings(run, config)
-    return [
+    return h.div(id="warnings")[
         warning_list("Warnings", [w.text for w in found if not w.limit]),
         warning_list("How far the claims reach", [w.text for w in found if w.limit], limits=True),
     ]
 
 
-def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]]) -> h.Node:
-    """The table of the metrics, what it says in words, and how to read it."""
-    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
-    legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    doubt = tofu_report.inconclusive_reason(run)
-    doubted = ("forget_quality",) if doubt else ()
-    marks = verdicts.marks(found)
-    side_by_side = "The final models side by side"
-    failed, notes = failures(run), report.stage_notes(run)
-    table = report.comparison(metrics, side_by_side, marks, doubted=doubted, failed=failed, notes=notes).html_table()
-    return [
-        section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
-        table if metrics else h.p["No stage is finished."],
-        paragraphs(report.note_lines(notes)),
-        paragraphs(verdicts.sentences(found), "verdict"),
-        paragraphs(ruler_report.sentences(run)),
-        paragraphs(membership_report.sentences(metrics)),
-        paragraphs(privacy_report.sentences(run)),
-        paragraphs([*legends, *([doubt] if doubt else []), *report.legends(metrics)], "legend"),
-    ]
-
-
-def _requests(run: RunDirectory, config: Config) -> h.Node:
-    rows = [
-        [
-            h.a(href=request_pages.page_of(r.id))[r.id],
-            str(r.client),
-            report.request_kind(r),
-            str(len(r.record_ids)),
-            str(r.round),
-            "–" if r.served_round is None else str(r.served_round),
-            str(r.attempts),
-            r.outcome,
-            _reason(r),
-        ]
-        for r in Ledger(run.ledger_path)
-    ]
-    if not rows:
-        return h.p["None."]
-    line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
-    terms = {"Asked in round": "asked in round", "Served in round": "served in", "Failed attempts": "failed attempts"}
-    heads = [explained(term, text) for term, text in {**terms, "Request state": "state"}.items()]
-    classes = ["who", "n", "", *["n"] * 4, "who", "text"]
-    return [
-        h.p[line, "."],
-        *(h.p[found, "."] for found in (*report.erased_lines(run), *report.unverified_lines(run))),
-        html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows, "Deletion requests"),
-    ]
-
-
-def _reason(request: Request) -> str:
-    """Why a request was made, what was asked for before, and why it is pending still."""
-    parts = [request.reason] if request.reason else []
-    if request.already:
-        parts.append(
-            f"{counted(request.already, 'more record')} {'was' if request.already == 1 else 'were'} asked for before"
+def _numbers(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]]) -> h.Node:
+    """The chief numbers of the latest model, each beside the finetuned and the retrained one's."""
+    stage = next((s for s in families.LATEST if metrics.get(s)), None)
+    if stage is None:
+        return _audited(run)
+    marks = verdicts.marks(verdicts.find_verdicts(run, config.evaluation.truth_ratio)) if stage == "unlearn" else {}
+    cards: list[h.Node] = []
+    for key, group, measure, (value,) in report.rows({stage: metrics[stage]}, headline=True)[:NUMBERS]:
+        others = [(s, metrics.get(s, {}).get(key)) for s in ("finetune", "retrain") if s != stage]
+        beside = ", ".join(f"{MODELS[s]} {number(v)}" for s, v in others if v is not None)
+        mark = marks.get(key)
+        shown = h.b(".mark")[f"{mark} {number(value)}"] if mark else h.b[number(value)]
+        cards.append(
+            h.div[h.dt[f"{group}: ", explained(measure)], h.dd[shown, [" ", h.span[beside]] if beside else None]]
         )
-    if request.state == PENDING and request.failure:
-        parts.append(f"last failure: {request.failure}")
-    return "; ".join(parts)
+    if not cards:
+        return _audited(run)
+    return h.div(".numbers")[h.p[f"The {MODELS[stage]} model", ":"], h.dl[cards]]
+
+
+def _audited(run: RunDirectory) -> h.Node:
+    """Means over the requests of what their clients measured, where the server measured nothing."""
+    measured = audits(run)
+    cards: list[h.Node] = []
+    for key, title in list(SHOWN.items())[:NUMBERS]:
+        after, before = ([a[m][key] for a in measured if key in a.get(m, {})] for m in ("final", "before"))
+        if after:
+            earlier = f"before {number(sum(before) / len(before))}" if before else ""
+            now = h.b[number(sum(after) / len(after))]
+            cards.append(h.div[h.dt[title], h.dd[now, [" ", h.span[earlier]] if earlier else None]])
+    if not cards:
+        return None
+    return h.div(".numbers")[h.p["Means over requests, measured by their clients at the end:"], h.dl[cards]]
 
 
 def _answers(found: Sequence[Mapping[str, Any]]) -> h.Element:
@@ -182,6 +170,4 @@ def _answers(found: Sequence[Mapping[str, Any]]) -> h.Element:
         rows.append([sample["set"], "question", h.b[sample["question"]]])
         rows.append(["", "truth", sample["truth"]])
         rows += [["", who, said.strip() or "(empty)"] for who, said in sample["answers"].items()]
-    if not rows:
-        return h.p["None."]
     return html_table(["questions", "who", "text"], ["", "who", "text"], rows, "What the models answer")

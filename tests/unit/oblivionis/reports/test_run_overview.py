@@ -6,6 +6,7 @@ import re
 
 import htpy as h
 import pytest
+from support.pages import page_lines
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
@@ -156,11 +157,34 @@ def test_data_of_ones_own_is_called_by_its_file(tmp_path):
     assert run_overview.data_line(config) == "records: own.jsonl; spread evenly over the clients at random"
 
 
-def test_a_page_says_in_short_what_it_is_about(tmp_path):
-    run, config = make_run(tmp_path, [], overrides=["federation.clients=3"])
-    assert run_overview.in_short(run, config).startswith(
-        "3 clients fine-tune the language model “tiny” together on the data “fictitious” without sharing them; "
+def test_a_page_says_in_short_what_it_is_about():
+    said = (
+        "3 clients fine-tune the language model “tiny” together on the data “fictitious” without sharing their records"
     )
+    config = configuration.compose("smoke", ["federation.clients=3"])
+    assert run_overview.in_short(config) == f"{said}; in the stage unlearn any of these can be deleted on request."
+    config = configuration.compose("smoke", ["federation.clients=3", "stages=[finetune,local]"])
+    assert run_overview.in_short(config) == f"{said}."
+    config = configuration.compose("smoke", ["federation.clients=1", "stages=[local]"])
+    assert run_overview.in_short(config).startswith("1 client fine-tunes the language model “tiny” on the data ")
+    assert run_overview.asked_in_short(config) == "local with fedavg, npo"
+
+
+def test_what_was_done_in_short(tmp_path):
+    run, _ = make_run(tmp_path)
+    assert run_overview.done_in_short(run) == ""
+    row = {"stage": "unlearn", "moment": "round", "evaluator": "federation"}
+    run.append_metrics([{**row, "round": n, "metrics": {"failures": f}} for n, f in ((1, 1), (2, None))])
+    assert run_overview.done_in_short(run) == "2 rounds, 1 failed reply"
+
+
+def test_who_took_part_in_a_long_stage_is_shown_of_its_last_rounds(tmp_path):
+    run, _ = make_run(tmp_path)
+    row = {"stage": "unlearn", "moment": "round", "evaluator": "federation", "metrics": {}, "clients": {"train": [7]}}
+    run.append_metrics([{**row, "round": n} for n in range(1, 202)])
+    lines = page_lines("".join(map(str, run_overview.done(run)[1])), 1000)
+    assert lines[0] == "+ Who took part in unlearn, round by round (the last 150 of 201 rounds)"
+    assert [lines[3].split(" | ")[0], lines[-1].split(" | ")[0], len(lines)] == ["52", "201", 153]
 
 
 @pytest.mark.parametrize(

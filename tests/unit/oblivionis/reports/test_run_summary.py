@@ -98,7 +98,7 @@ def test_the_printed_table_holds_the_numbers_of_the_stages(tmp_path):
 
 def test_the_page_holds_the_numbers_of_the_stages(whole):
     run, page = whole
-    head, *rows = page.tables[0]
+    head, *rows = next(table for table in page.tables if table[0][0] == "questions")
     assert head == ["questions", "measure", "finetuned", "unlearned", "retrained"]
     groups = list(itertools.accumulate((row[0] for row in rows), lambda before, now: now or before))
     check_cells([[group, *row[1:]] for group, row in zip(groups, rows, strict=True)], run)
@@ -326,8 +326,8 @@ def test_the_line_on_requests(tmp_path):
     assert report.requests_line(run, 0.5) == line
     assert line in summary(run, config)
     rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
-    assert rows[1] == ["r0", "0", "records", "2", "1", "1", "0", "verified", "its share"]
-    assert rows[2] == ["r1", "1", "records", "1", "2", "–", "0", "pending", "its share"]
+    assert rows[1] == ["r0", "client 0: 2 records “its share” from round 1 on", "verified served in round 1"]
+    assert rows[2] == ["r1", "client 1: 1 record “its share” from round 2 on", "pending"]
 
 
 @pytest.mark.parametrize(("count", "end"), [(1, "r0"), (5, "r4"), (6, "r4 and 1 more"), (9, "r4 and 4 more")])
@@ -367,9 +367,15 @@ def test_the_kinds_of_requests_that_were_served(tmp_path):
     page = Page(run, config)
     assert report.requests_line(run, 0.5) in page.text
     rows = {row[0]: row for row in next(t for t in page.tables if t[0][0] == "request")[1:]}
-    assert rows["s-1"][2] == "subject <b>Mara</b>" and rows["l-5"][2] == "all: the client leaves"
-    assert rows["l-7"][-1] == "last failure: needs retain <records>"
-    assert rows["s-4"][-2:] == ["covered", "1 more record was asked for before"]
+    one = "one demand with all requests of s"
+    assert rows["s-1"][1] == f"client 1: 1 record about <b>Mara</b> from round 1 on; {one}"
+    assert rows["l-5"][1] == "client 5: leaves, with all its records (2 records) from round 1 on"
+    assert rows["l-7"][2] == "pending 1 failed attempt; last failure: needs retain <records>"
+    assert rows["s-4"][1:] == [
+        f"client 4: 0 records about <b>Mara</b> from round 1 on; 1 more record had been asked for before; {one}",
+        "covered",
+    ]
+    assert rows["p"][2] == "not verified served in round 1"
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
@@ -404,11 +410,11 @@ def test_the_page_needs_no_network(whole):
     assert "@import" not in style and "url(http" not in style and "@font-face" not in style
 
 
-def test_curves_mark_the_rounds_with_fedtu(whole):
+def test_curves_mark_the_rounds_with_requests(whole):
     _, page = whole
     figures = [part.split("</svg>")[0] for part in page.source.split("<svg")[1:]]
-    assert ["FedTU" in f for f in figures] == [False] * 4 + [True] * 2, "two plots per stage, each with its own legend"
-    assert ["ROUGE-L recall" in f for f in figures] == [True, False] * 3
+    assert ["requests served" in f for f in figures] == [True] * 2, "one of Prob, and folded one of ROUGE-L recall"
+    assert ["ROUGE-L recall" in f for f in figures] == [False, True]
     assert all("forget" in f and "retain" in f for f in figures)
 
 
@@ -420,9 +426,9 @@ def test_curves_do_without_what_was_not_measured(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         page = Page(run, config)
-    assert page.source.count("<svg") == 6
+    assert page.source.count("<svg") == 1
     (run.path / "metrics.jsonl").unlink()
-    assert "evaluation.every" in Page(run, config).text
+    assert "No curves: no forget or retain answers were measured." in Page(run, config).text
 
 
 def test_every_measure_is_explained_on_hover(whole):

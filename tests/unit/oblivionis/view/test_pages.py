@@ -219,9 +219,9 @@ def test_an_empty_folder(tmp_path):
 
 def test_a_run_shows_what_its_report_shows(visitor):
     page = visitor.page(run_page(A))
-    for said in ("What was asked", "Comparison", "Deletion requests", "People", "Answers", "Every key of it"):
+    for said in ("What was set up", "What was measured", "What each person asked and got", "People", "every key of it"):
         assert said in page
-    assert page.count("<svg") == 6 and "<style" not in page and 'style="' not in page
+    assert page.count("<svg") == 2 and "<style" not in page and 'style="' not in page
     links = Content(page).links
     assert page_of("r0") in links and f"people/{person_slug('Ann Bo')}.html" in links
     assert run_page(A, "report.html") in links and f"/compare?run={quote(A, safe='')}" in links
@@ -247,7 +247,7 @@ def test_a_run_that_goes_on_is_asked_for_again(visitor, folder):
                 file.write(str({**row, "round": number_}).replace("'", '"') + "\n")
         progress, curves = (visitor.page(address.replace("&amp;", "&")) for address, _ in live)
         assert "Latest: unlearn, round 2: forget Prob 0.500" in progress
-        assert curves.count("<svg") == 6 and "over the rounds of unlearn" in curves
+        assert curves.count("<svg") == 1 and "over the rounds of finetune, retrain and unlearn" in curves
     finally:
         metrics.write_bytes(before)
 

@@ -68,7 +68,7 @@ def test_the_section_has_sentences_and_curves_where_something_was_measured(tmp_p
     assert rebound.section(run) == []
     measured(run, (1, "before_unlearn", 0.9), (1, "after_unlearn", 0.1), (1, "round", 0.1), (2, "round", 0.5))
     source = "".join(map(str, rebound.section(run)))
-    assert source.startswith('<h2 id="rebound">What comes back</h2>') and source.count("<svg") == 1
+    assert source.count("<svg") == 1
     assert "1 request forgot 0.800 on average; 50% of it is back at the end (median 1 round later)" in source
 
 
