@@ -96,8 +96,10 @@ def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
     assert line in flat(text) and "Streisand" in text
     assert "Right over wrong forget answers, median: unlearned 0.900, retrained 0.900, that is within a" in text
     page = Page(run, config)
-    assert line in page.text and '<b class="mark">↓ 4.3e-7</b>' in page.source
-    assert page.source.count('class="mark"') == 1
+    assert line in page.text
+    numbers, measures = page.source.split('id="comparison"')
+    for part in (numbers, measures):
+        assert '<b class="mark">↓ 4.3e-7</b>' in part and part.count('class="mark"') == 1
     verdicts.write_verdicts(run, "geometric")
     stored = json.loads((run.path / "verdicts.json").read_text())["measures"]
     assert stored["prob"]["verdict"] == "over-unlearned" and stored["truth_ratio"]["verdict"] == "near"

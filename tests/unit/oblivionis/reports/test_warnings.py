@@ -188,12 +188,13 @@ def test_answers_that_were_learned_and_are_asked_for(tmp_path, overrides, warned
         )
 
 
-def test_warnings_stand_at_the_top_of_the_page(tmp_path):
+def test_the_verdict_leads_to_the_warnings_which_stand_before_the_measures(tmp_path):
     run, config = make_run(tmp_path, ["finetune", "unlearn"])
     ask(run, serve=False, reason=HOSTILE)
     Ledger(run.ledger_path).failed("r0", 1, HOSTILE)
     page = Page(run, config)
-    assert page.source.index("no forget quality") < page.source.index("<table")
+    places = [page.source.index(text) for text in ('href="#warnings"', "no forget quality", 'id="comparison"')]
+    assert places == sorted(places) and places[0] < page.source.index("<table")
     assert "<script" not in page.source and page.text.count(HOSTILE) >= 3
 
 
