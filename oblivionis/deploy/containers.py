@@ -22,18 +22,17 @@ ROOT = "/deployment"
 SUPERLINK = "superlink"
 """The service of that name, by which the SuperNodes of one machine reach it: a name in the server's certificate."""
 IMAGE = f"oblivionis:{__version__}"
-_READ_ONLY = {
-    "server": (
-        "ca.crt",
-        "server.crt",
-        "nginx.conf",
-        "nodes",
-        "start-superlink.sh",
-        "start-nginx.sh",
-        "register-nodes.sh",
-    ),
-    "node": ("ca.crt", POLICY_FILE, "start-supernode.sh", "bin", DATA_FOLDER),
-}
+_OF_SERVER = (
+    "ca.crt",
+    "server.crt",
+    "nginx.conf",
+    "nodes",
+    "start-superlink.sh",
+    "start-nginx.sh",
+    "register-nodes.sh",
+)
+_OF_NODE = ("ca.crt", POLICY_FILE, "start-supernode.sh", "bin", DATA_FOLDER)
+"""What of its folder a container reads only."""
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,\s.-]+)\])?")
 _EXTRA = re.compile(r"extra == ['\"]([\w.-]+)['\"]")
 
@@ -62,7 +61,7 @@ USER 1000
 """
 
 COMPOSE = """\
-# SuperLink, nginx and SuperNodes in containers; made by `oblivionis deploy init --containers` (docs/guides/containers.md).
+# SuperLink, nginx, SuperNodes; made by `oblivionis deploy init --containers`, explained in docs/guides/containers.md.
 # OWNER: the ids of who owns this folder, `id -u`:`id -g`, who alone can read keys and records.
 x-program: &program
   image: @IMAGE@
@@ -191,8 +190,7 @@ def compose(clients: int, owner: tuple[int, int], port: int, local: bool) -> str
     nodes = [f"node{partition}" for partition in range(clients)]
     address = f', SUPERLINK: "{SUPERLINK}:{port}"' if local else ""
     services = [
-        fill(COMPOSE_NODE, NODE=node, ROOT=ROOT, ADDRESS=address, VOLUMES=_volumes(node, _READ_ONLY["node"], 6))
-        for node in nodes
+        fill(COMPOSE_NODE, NODE=node, ROOT=ROOT, ADDRESS=address, VOLUMES=_volumes(node, _OF_NODE, 6)) for node in nodes
     ]
     return fill(
         COMPOSE,
@@ -200,7 +198,7 @@ def compose(clients: int, owner: tuple[int, int], port: int, local: bool) -> str
         OWNER=":".join(map(str, owner)),
         ROOT=ROOT,
         PUBLISHED=f"127.0.0.1:{port}:{port}" if local else f"{port}:{port}",
-        SERVER_VOLUMES=_volumes("server", _READ_ONLY["server"], 4),
+        SERVER_VOLUMES=_volumes("server", _OF_SERVER, 4),
         NODES="".join(services),
         NODE_SECRETS="\n".join(f"  {node}-key: {{file: ./{node}/node.key}}" for node in nodes),
     )

@@ -26,7 +26,8 @@ class Deployment:
     hosts: names and IP addresses by which SuperNodes reach the server; they are given the first one.
     port: nginx's, reached from outside. superlink_port: Flower's own, on the loopback interface only.
     node_port: of the first SuperNode's interface to its own ClientApp, on the loopback interface; the others follow.
-    days: how long the server's certificate is valid. owner: user and group as which containers run; None: no containers.
+    days: how long the server's certificate is valid.
+    owner: user and group as which containers run; None: no containers.
     """
 
     clients: int
@@ -191,12 +192,12 @@ def _is_flower_app(project: Path) -> bool:
 
 def next_steps(folder: Path, deployment: Deployment) -> str:
     """What to do after `create`, for the terminal."""
-    where = "" if deployment.local else f" on {deployment.hosts[0]}"
     if deployment.owner:
         return (
-            f"wrote {folder}; next, in it: docker build -t {containers.IMAGE} image, then{where}: docker compose up -d. "
-            "See its README.md and docs/guides/containers.md."
+            f"wrote {folder}; next, in it: docker build -t {containers.IMAGE} image; then see its README.md and "
+            "docs/guides/containers.md."
         )
+    where = "" if deployment.local else f" on {deployment.hosts[0]}"
     return (
         f"wrote {folder}; next{where}: server/start-superlink.sh, server/start-nginx.sh, server/register-nodes.sh, "
         "then each client's start-supernode.sh. See its README.md and docs/guides/deployment.md."
