@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import re
 import shlex
 import sys
@@ -34,7 +33,7 @@ def code_cells(file):
 
 
 def run(file, folder):
-    """What each code cell prints; the working directory is `folder`, in which `docs` is this checkout's."""
+    """What each code cell prints, with paths from `folder`: the working directory, in which `docs` is this checkout's."""
     (folder / "docs").symlink_to(ROOT / "docs")
     said, names = [], {"__name__": "__main__", "_command": _command}
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
@@ -47,7 +46,7 @@ def run(file, folder):
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
                 _execute("".join(cell["source"]), names)
-            said.append(out.getvalue())
+            said.append(out.getvalue().replace(f"{folder}/", ""))
     return said
 
 
