@@ -33,7 +33,7 @@ def code_cells(file):
 
 
 def run(file, folder):
-    """What each code cell prints, with paths from `folder`: the working directory, in which `docs` is this checkout's."""
+    """What each code cell prints, with paths from `folder`, the working directory, in which there is `docs`."""
     (folder / "docs").symlink_to(ROOT / "docs")
     said, names = [], {"__name__": "__main__", "_command": _command}
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
