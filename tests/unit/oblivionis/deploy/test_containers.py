@@ -82,8 +82,7 @@ def test_the_scripts_are_those_of_a_deployment_without_containers(lab, tmp_path)
     differ = {str(n) for n, p in plain.items() if p.is_file() and p.read_bytes() != made[n].read_bytes()}
     keys = {n for n in differ if n.endswith((".key", ".pub", ".crt"))}
     assert differ - keys == {"README.md", "server/nginx.conf", "server/flwr-home/config.toml"}
-    paths = "/server/ca.crt"
-    assert f"{containers.ROOT}{paths}" in (lab / "server/flwr-home/config.toml").read_text(encoding="utf-8")
+    assert f"{containers.ROOT}/server/ca.crt" in (lab / "server/flwr-home/config.toml").read_text(encoding="utf-8")
     text = (lab / "server/nginx.conf").read_text(encoding="utf-8")
     assert text.replace("listen 9443 ", "listen 127.0.0.1:9443 ") == plain[Path("server/nginx.conf")].read_text("utf-8")
 
@@ -195,3 +194,5 @@ def test_the_command_says_what_comes_next(tmp_path, monkeypatch):
     readme = (tmp_path / "lab" / "README.md").read_text(encoding="utf-8")
     assert "`lab.example.org:9443`" in readme and "docker compose exec superlink ./register-nodes.sh" in readme
     assert '"${OWNER:-1234:567}"' in (tmp_path / "lab" / "compose.yaml").read_text(encoding="utf-8")
+    guide = Path(__file__).parents[4] / "docs" / "guides" / "containers.md"
+    assert f"docker build -t oblivionis:{__version__} image" in guide.read_text(encoding="utf-8")
