@@ -9,8 +9,8 @@ pytestmark = pytest.mark.integration
 
 
 def shape(text):
-    """A text without its numbers, hashes, lines' breaks and the like, which differ from machine to machine."""
-    return re.sub(r"[\d.,]+|\b[0-9a-f]{6,}\S*", "#", " ".join(text.split()))
+    """A text without its numbers, hashes and breaks of lines, which differ from machine to machine."""
+    return re.sub(r"\b[0-9a-f]{6,}\S*|[\d.,]+", "#", " ".join(text.split()))
 
 
 def printed(name, folder):
@@ -32,9 +32,10 @@ def test_a_papers_table(tmp_path):
     table = printed("paper_table", tmp_path)[-1]
     rows = {row.split()[0]: [float(n) for n in row.split()[1:]] for row in table.splitlines()[-4:]}
     assert list(rows) == ["finetuned", "grad_diff", "npo", "retrained"]
-    for aggregator in (0, 3):
-        forget = {name: row[aggregator] for name, row in rows.items()}
-        assert forget["finetuned"] > 0.8 and max(forget["npo"], forget["grad_diff"]) < forget["retrained"] + 0.1
+    for aggregator in (0, 2):
+        forget, retain = ({name: row[aggregator + of] for name, row in rows.items()} for of in (0, 1))
+        assert min(forget["finetuned"] - forget[name] for name in ("grad_diff", "npo", "retrained")) > 0.1
+        assert min(retain.values()) > 0.5
 
 
 def test_from_a_demand_to_a_certificate(tmp_path):
