@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,9 @@ def deploy_init(
         ),
     ] = 9500,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate.")] = 825,
+    in_containers: Annotated[
+        bool, typer.Option("--containers", help="For containers: also a Dockerfile and a Compose file.")
+    ] = False,
 ) -> None:
     """Create CA, certificates, node keys, nginx's configuration and the start scripts of a deployment.
 
@@ -40,9 +44,11 @@ def deploy_init(
     """
     from oblivionis.deploy import folder as deploy
 
+    owner = (os.getuid(), os.getgid()) if in_containers else None
     hosts = tuple(host or ("127.0.0.1",))
-    deploy.create(folder, deploy.Deployment(clients, hosts, port, superlink_port, node_port, days))
-    print(deploy.next_steps(folder, hosts))
+    deployment = deploy.Deployment(clients, hosts, port, superlink_port, node_port, days, owner)
+    deploy.create(folder, deployment)
+    print(deploy.next_steps(folder, deployment))
 
 
 @deploy_cli.command("renew")

@@ -9,6 +9,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from oblivionis.client.node_policy import POLICY_FILE, example
+from oblivionis.deploy import containers
 from oblivionis.deploy import keys as deploy_keys
 from oblivionis.deploy import templates as deploy_files
 from oblivionis.errors import OblivionisError
@@ -26,6 +27,7 @@ class Deployment:
     port: nginx's, reached from outside. superlink_port: Flower's own, on the loopback interface only.
     node_port: of the first SuperNode's interface to its own ClientApp, on the loopback interface; the others follow.
     days: how long the server's certificate is valid.
+    owner: user and group as which containers run; None: no containers.
     """
 
     clients: int
@@ -34,9 +36,14 @@ class Deployment:
     superlink_port: int = 9444
     node_port: int = 9500
     days: int = 825
+    owner: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         _check_hosts(self.hosts)
+        if self.owner is not None and self.owner[0] == 0:
+            raise OblivionisError(
+                "--containers: no container is to run as root; run it as the user who is to own the folder"
+            )
         ports = [self.port, self.superlink_port, *(self.node_port + i for i in range(self.clients))]
         if max(ports) > 65535 or len(set(ports)) < len(ports):
             raise OblivionisError(
@@ -75,6 +82,7 @@ def create(folder: Path, deployment: Deployment) -> None:
         raise OblivionisError(
             f"{folder} has a quotation mark, backslash or line break in its name; choose another folder"
         )
+    versions = containers.constraints() if deployment.owner else ""
     authority = deploy_keys.certificate_authority(f"Oblivionis deployment {folder.name}")
     _make_folder(folder)
     _write(folder / "ca" / "ca.key", authority.private, 0o600)
@@ -82,15 +90,21 @@ def create(folder: Path, deployment: Deployment) -> None:
     values = {
         "SUPERLINK": deployment.superlink,
         "SUPERLINK_PORT": deployment.superlink_port,
-        "LISTEN": f"127.0.0.1:{deployment.port}" if deployment.local else deployment.port,
-        "SERVER_DIR": folder / "server",
+        "LISTEN": f"127.0.0.1:{deployment.port}" if deployment.local and not deployment.owner else deployment.port,
+        "SERVER_DIR": f"{containers.ROOT}/server" if deployment.owner else folder / "server",
         "PARTITIONS": deployment.clients,
         "VALID_UNTIL": date.today() + timedelta(days=deployment.days),
     }
     _write_server(folder / "server", authority, deployment, values)
     for partition in range(deployment.clients):
         _write_node(folder, partition, authority, {**values, "RUNTIME_PORT": deployment.node_port + partition})
-    _write(folder / "README.md", deploy_files.fill(deploy_files.README, **values), 0o644)
+    readme = deploy_files.README
+    if deployment.owner:
+        readme, values = containers.README, {**values, "IMAGE": containers.IMAGE}
+        containers.write_image(folder / "image", versions)
+        composed = containers.compose(deployment.clients, deployment.owner, deployment.port, deployment.local)
+        _write(folder / "compose.yaml", composed, 0o644)
+    _write(folder / "README.md", deploy_files.fill(readme, **values), 0o644)
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> list[str]:
@@ -125,7 +139,8 @@ def _check_hosts(hosts: Sequence[str]) -> None:
 
 
 def _write_server(folder: Path, authority: deploy_keys.Pair, deployment: Deployment, values: dict) -> None:
-    hosts = tuple(dict.fromkeys((*deployment.hosts, *LOCAL)))
+    within = (containers.SUPERLINK,) if deployment.owner else ()
+    hosts = tuple(dict.fromkeys((*deployment.hosts, *LOCAL, *within)))
     server = deploy_keys.server_certificate(authority, hosts, deployment.days)
     _write(folder / "ca.crt", authority.public, 0o644)
     _write(folder / "server.crt", server.public, 0o644)
@@ -175,9 +190,14 @@ def _is_flower_app(project: Path) -> bool:
     return project.is_file() and "[tool.flwr.app" in project.read_text(encoding="utf-8", errors="replace")
 
 
-def next_steps(folder: Path, hosts: Sequence[str]) -> str:
+def next_steps(folder: Path, deployment: Deployment) -> str:
     """What to do after `create`, for the terminal."""
-    where = "" if all(h in LOCAL for h in hosts) else f" on {hosts[0]}"
+    if deployment.owner:
+        return (
+            f"wrote {folder}; next, in it: docker build -t {containers.IMAGE} image; then see its README.md and "
+            "docs/guides/containers.md."
+        )
+    where = "" if deployment.local else f" on {deployment.hosts[0]}"
     return (
         f"wrote {folder}; next{where}: server/start-superlink.sh, server/start-nginx.sh, server/register-nodes.sh, "
         "then each client's start-supernode.sh. See its README.md and docs/guides/deployment.md."

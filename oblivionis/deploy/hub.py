@@ -124,6 +124,7 @@ def _project(about: metadata.Distribution, publisher: str, flower: str) -> str:
             'config = "smoke"',
             'overrides = ""',
             'resume = ""',
+            'allow-code = ""',
             'audit = ""',
             "samples = 0",
             "",

@@ -78,12 +78,12 @@ class Deployed:
         self.wait_online(range(self.clients))
 
     def start_superlink(self, **more):
-        self._start("superlink", self.server / "start-superlink.sh", **more)
-        self._wait_port("superlink", self.superlink_port)
+        self.start("superlink", self.server / "start-superlink.sh", **more)
+        self.wait_port("superlink", self.superlink_port)
 
     def start_nginx(self):
-        self._start("nginx", self.server / "start-nginx.sh")
-        self._wait_port("nginx", self.port)
+        self.start("nginx", self.server / "start-nginx.sh")
+        self.wait_port("nginx", self.port)
 
     def register(self):
         return self._command([self.server / "register-nodes.sh"])
@@ -93,7 +93,31 @@ class Deployed:
         port = self.port if "nginx" in self.processes else self.superlink_port
         settings = {"RESTART": "never", "RUNTIME_PORT": self.node_ports[partition], "SUPERLINK": f"127.0.0.1:{port}"}
         settings |= more
-        self._start(f"node{partition}", self.node(partition) / "start-supernode.sh", **settings)
+        self.start(f"node{partition}", self.node(partition) / "start-supernode.sh", **settings)
+
+    def start(self, name, script, **settings):
+        """A process of the deployment, in its environment."""
+        with (self.logs_folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [script],
+                cwd="/",
+                env=self.environment(**{"OBLIVIONIS_TEST_NAME": name}, **settings),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_port(self, name, port):
+        """Returns once the process listens on the port."""
+
+        def open_or_dead():
+            if not self.alive(name):
+                return "dead"
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0 and "open"
+
+        if until(open_or_dead, START_S, every=0.1) != "open":
+            raise RuntimeError(f"{name} does not listen on {port}\n{self.everything_said()}")
 
     def kill(self, name):
         """SIGKILL to the process and all that it started: a power cut."""
@@ -204,30 +228,9 @@ class Deployed:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _start(self, name, script, **settings):
-        with (self.logs_folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [script],
-                cwd="/",
-                env=self.environment(**{"OBLIVIONIS_TEST_NAME": name}, **settings),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
     def _family(self, name, program=""):
         """The processes that were started under `name`, whoever their parent is by now."""
         return marked(self.folder, program, OBLIVIONIS_TEST_NAME=name)
-
-    def _wait_port(self, name, port):
-        def open_or_dead():
-            if not self.alive(name):
-                return "dead"
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0 and "open"
-
-        if until(open_or_dead, START_S, every=0.1) != "open":
-            raise RuntimeError(f"{name} does not listen on {port}\n{self.everything_said()}")
 
     def _command(self, arguments):
         done = subprocess.run(
