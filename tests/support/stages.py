@@ -6,6 +6,7 @@ from pathlib import Path
 
 from support.churn import QUIET
 from support.inprocess import InProcessGrid
+from support.one_layer import one_layer
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
@@ -14,6 +15,7 @@ from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
 
 BASE = [
+    f"model.source={one_layer()}",
     "federation.clients=4",
     "federation.fraction_train=0.5",
     "federation.local_epochs=1",
