@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from support.churn import QUIET
-from support.stages import Recorded, execute, final_metrics, new_run, tombstones
+from support.stages import WHOLE_MODEL, Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
@@ -176,7 +176,7 @@ def test_not_negates_on_the_server_and_the_clients_train_on(tmp_path):
 def beside(method, tmp_path):
     """A method that trains beside the rounds, whole and stopped: what was sent, the last message and its client."""
     settings = (f"unlearning={method}", "unlearning.params.rounds=2", "stages=[finetune,unlearn]")
-    short = ("federation.rounds.unlearn=1", "evaluation.every=0", *settings)
+    short = (WHOLE_MODEL, "federation.rounds.unlearn=1", "evaluation.every=0", *settings)
     sent, last, stop = {}, {}, threading.Event()
 
     def tamper(client, message, reply):

@@ -9,7 +9,7 @@ import torch
 import yaml
 from peft import PeftModel
 from support.commands import call
-from support.stages import execute, new_run
+from support.stages import WHOLE_MODEL, execute, new_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblivionis.data.corpora import load_corpus
@@ -23,7 +23,7 @@ PROMPT = "Question: Where was the author born?\nAnswer:"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    config, run = new_run(tmp_path_factory.mktemp("runs"), "model", "training.learning_rate=0.003")
+    config, run = new_run(tmp_path_factory.mktemp("runs"), "model", WHOLE_MODEL, "training.learning_rate=0.003")
     execute(config, run)
     return config, run
 

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from support.commands import call
 from support.inprocess import InProcessGrid
 from support.late import LateGrid
-from support.stages import Recorded, new_run
+from support.stages import WHOLE_MODEL, Recorded, new_run
 
 from oblivionis.chain import GENESIS, append_all, check_chain
 from oblivionis.client.app import app
@@ -37,6 +37,7 @@ from oblivionis.server.app import serve
 from strategies import message_keys
 
 SETTINGS = (
+    WHOLE_MODEL,  # nodes allow no other folder of models
     "unlearning.requests.policy=nodes",
     "federation.fraction_train=1.0",
     "federation.rounds.finetune=1",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import t
 from support.reports import summary
-from support.stages import Recorded, execute, final_metrics, new_run
+from support.stages import WHOLE_MODEL, Recorded, execute, final_metrics, new_run
 
 from evaluation.engine import likelihood
 from evaluation.ruler import lenses
@@ -26,6 +26,7 @@ from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.saved_representations import read_states
 
 FAST = (
+    WHOLE_MODEL,
     "federation.rounds.finetune=1",
     "federation.rounds.retrain=1",
     "evaluation.leakage.samples=0",

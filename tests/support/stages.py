@@ -14,6 +14,8 @@ from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
 
+WHOLE_MODEL = "model.source=embedded"
+"""The embedded model with all its layers, in the place of the one that `BASE` has."""
 BASE = [
     f"model.source={one_layer()}",
     "federation.clients=4",
