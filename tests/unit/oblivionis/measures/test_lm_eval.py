@@ -193,7 +193,7 @@ def test_a_client_runs_no_task_that_its_server_names(tmp_path: Path) -> None:
     config = setting("tasks=[none.yaml]")
     assembled = assemble(config.model, 0)
     corpus = corpus_of(config)
-    worker: Any = SimpleNamespace(assembled=assembled, config=config)
+    worker: Any = SimpleNamespace(served=lambda: assembled, config=config)
     forget = tuple(record for record in corpus.train if record.id in corpus.forget_ids)
     assessor = assessor_of(worker, forget, corpus.train[:2], tmp_path)
     metrics = assessor.measure(assembled.flat.numpy(), full=True).metrics
