@@ -50,4 +50,4 @@ def test_fedtu_around_the_training_loops_of_transformers_and_trl(tmp_path):
         probabilities = [tuple(map(float, pair)) for pair in re.findall(r"forget ([\d.]+)  retain ([\d.]+)", text)]
         (_, first, second, last) = probabilities
         assert first[0] > 0.2 and max(second[0], last[0]) < 0.1
-        assert last[1] > first[1] > 0.2
+        assert first[1] > 0.2 and min(second[1], last[1]) > 0.4
