@@ -50,9 +50,8 @@ class Descent(msgspec.Struct, frozen=True):
 def descents(run: RunDirectory) -> dict[str, Descent]:
     """By finished stage what the model comes of that it left.
 
-    A retrained model comes of none that `finetune` left, also where the run took that over from another. By the run's
-    ledger, or, where an earlier version named no model there, by the checkpoint. FileError for a ledger that cannot be
-    read, RunError for such a checkpoint that is gone.
+    By the run's ledger, or, where an earlier version named no model there, by the checkpoint. FileError for a ledger
+    that cannot be read, RunError for such a checkpoint that is gone.
     """
     lines = run.lines(CHECKPOINT, SEALED, DESCENDS, "opened", STAGE)
     name, begun = run_name(lines) or run.name, _begun_with(lines)
@@ -62,16 +61,14 @@ def descents(run: RunDirectory) -> dict[str, Descent]:
             rounds = tuple(e["model"] for e in lines if e["event"] == CHECKPOINT and e["stage"] in before)
             final = _final(lines, stage) or vector_hash(run.load_checkpoint(stage).vector)
             of_others = begun is not None and begun.model == final
-            own = Descent(final, (*rounds, final), (name,))
-            found[stage] = begun if of_others else own.and_of(_before(stage, begun, found))
+            found[stage] = begun if of_others else Descent(final, (*rounds, final), (name,)).and_of(begun)
     return found
 
 
 def descent_of(run: RunDirectory, checkpoint: Checkpoint) -> Descent:
     """What the model of a checkpoint of a run comes of: of none that came later. Raises as `descents`."""
     model = vector_hash(checkpoint.vector)
-    found = descents(run)
-    finished = found.get(checkpoint.stage)
+    finished = descents(run).get(checkpoint.stage)
     if finished is not None and finished.model == model:
         return finished
     lines = run.lines(CHECKPOINT, "opened", STAGE)
@@ -82,15 +79,7 @@ def descent_of(run: RunDirectory, checkpoint: Checkpoint) -> Descent:
         and entry["stage"] in _LEADING_TO.get(checkpoint.stage, ())
         and (entry["stage"] != checkpoint.stage or entry["round"] <= checkpoint.round)
     ]
-    own = Descent(model, (*before, model), (run_name(lines) or run.name,))
-    return own.and_of(_before(checkpoint.stage, begun_with(run), found))
-
-
-def _before(stage: str, begun: Descent | None, found: Mapping[str, Descent]) -> Descent | None:
-    """What a stage began with of the model that its run began with: nothing where that was taken over as `finetune`
-    and the stage is `retrain`."""
-    taken_over = begun is not None and "finetune" in found and found["finetune"].model == begun.model
-    return None if stage == "retrain" and taken_over else begun
+    return Descent(model, (*before, model), (run_name(lines) or run.name,)).and_of(begun_with(run))
 
 
 def _final(lines: Sequence[Mapping[str, Any]], stage: str) -> str | None:

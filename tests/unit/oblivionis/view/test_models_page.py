@@ -36,6 +36,13 @@ def test_each_model_stands_below_the_latest_that_it_comes_of():
     ]
 
 
+def test_a_retrained_model_is_not_drawn_below_the_finetuned_one_of_its_run():
+    first = model("f", run="first", stage="finetune", places=("first", "second"))
+    assert drawn([first, model("r", "f", run="second", stage="retrain")]) == [(0, "f", None), (0, "r", None)]
+    older = model("o", run="older", stage="unlearn")
+    assert drawn([older, model("r", "o", run="second", stage="retrain")]) == [(0, "o", None), (1, "r", "o")]
+
+
 def test_models_that_come_of_each_other_are_shown_once():
     assert sorted(name for _, name, _ in drawn([model("a", "b"), model("b", "a"), model("c", "b")])) == ["a", "b", "c"]
     chain = [model(f"m{n}", *(f"m{k}" for k in range(n))) for n in range(1200)]
