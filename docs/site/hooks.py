@@ -26,7 +26,7 @@ LINK = re.compile(r"(?<=\]\()[^)\s:#]+")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what lies beside `docs/`, and notebooks as pages."""
+    """Add what lies outside `docs/`, and notebooks as pages."""
     for path, uri in BESIDE.items():
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     for notebook in [file for file in files if file.src_uri.endswith(NOTEBOOK)]:

@@ -130,7 +130,7 @@ def _warnings(run: RunDirectory, config: Config) -> h.Node:
 
 
 def _numbers(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]]) -> h.Node:
-    """The chief numbers of the latest model, each beside the finetuned and the retrained one's."""
+    """The chief numbers of the latest model, each with the finetuned and the retrained one's."""
     stage = next((s for s in families.LATEST if metrics.get(s)), None)
     if stage is None:
         return _audited(run)
