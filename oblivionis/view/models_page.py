@@ -92,8 +92,8 @@ def descendants(models: Sequence[Model]) -> list[Descendant]:
 
 
 def _parent(model: Model, known: Mapping[str, Model]) -> Model | None:
-    """The latest listed model that a model comes of. Descents rather name too many: a retrained model is not drawn below
-    the finetuned one of its run, also where the run took that over from another."""
+    """The latest listed model that a model comes of. Descents rather name too many: a retrained model is not drawn
+    below the finetuned one of its run, also where the run took that over from another."""
     for digest in reversed(model.descent.models[:-1]):
         one = known.get(digest)
         own = one is not None and one.stage == "finetune" and model.name in (one.name, *one.places)

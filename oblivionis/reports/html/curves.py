@@ -96,8 +96,8 @@ def curves_of(run: RunDirectory, oracle: Mapping[str, float], evaluator: str = "
 def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[h.Node]:
     """The main figure: forget and retain answers over the rounds of all stages, side by side.
 
-    `oracle`: final metrics of the retrained model, dashed in the panel of the unlearned one. Where the server measured nothing,
-    because the records are with the clients, what these measured; a sentence where nobody measured anything.
+    `oracle`: final metrics of the retrained model, dashed in the unlearned one's panel. Where the server measured
+    nothing, because the records are with the clients, what these measured; a sentence where nobody measured anything.
     """
     for name in QUANTITIES:
         if drawn := course(run, config, oracle, name):

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Judged:
-    """What is known of a run's models in addition to their metrics: verdicts, final failures, notes on metrics by stage."""
+    """What is known of a run's models but their metrics: verdicts, final failures, notes on metrics by stage."""
 
     run: RunDirectory
     config: Config

@@ -36,7 +36,7 @@ NONE = "There is no deletion request in the run's ledger."
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the run in addition to its ledger: probability of each record's answer by model, and which records the
+    """What is known of the run but its ledger: probability of each record's answer by model, and which records the
     retained data still had when the retrained model was trained, by request."""
 
     run: RunDirectory
