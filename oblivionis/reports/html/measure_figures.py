@@ -50,7 +50,7 @@ def leakage(run: RunDirectory, metrics: Metrics) -> h.Node:
     if not logs:
         return None
     stage = _latest(logs)
-    rows = {i: row for i, row in logs[stage].items() if _all_finite(row["mu_lower"], row["mean"], row["mu_upper"])}
+    rows = {i: row for i, row in logs[stage].items() if _all_finite(*map(row.get, ("mu_lower", "mean", "mu_upper")))}
     ids = sorted(rows, key=lambda i: -rows[i]["mean"])
     ids = ids[:: -(-len(ids) // MOST)] if ids else []
     if not ids:
@@ -63,7 +63,8 @@ def leakage(run: RunDirectory, metrics: Metrics) -> h.Node:
     axis.stairs(upper, edges, baseline=lower, fill=True, **band)
     axis.plot(places, mean, "o", color=COLOURS[stage], markersize=3.5, gid=f"leakage-{stage}", label=MODELS[stage])
     oracle = logs.get("retrain", {}) if stage != "retrain" else {}
-    both = [(place, oracle[i]["mean"]) for place, i in enumerate(ids) if i in oracle]
+    others = [(place, oracle.get(i, {}).get("mean")) for place, i in enumerate(ids)]
+    both = [(place, value) for place, value in others if _all_finite(value)]
     if both:
         style: Any = {"color": COLOURS["retrain"], "markersize": 4, "markerfacecolor": PAPER, "linestyle": "none"}
         axis.plot(*zip(*both, strict=True), marker="s", gid="leakage-retrain", label=MODELS["retrain"], **style)

@@ -69,6 +69,14 @@ def test_leakage_has_each_question_between_its_bounds_the_worst_first(tmp_path):
     assert run.stage_summary("unlearn") is not None
 
 
+def test_questions_of_an_edited_log_that_lack_a_bound_or_a_mean_are_left_out(tmp_path):
+    without = {**leakage_rows("unlearn"), "b": {"mean": 0.75}}
+    _, page = made(tmp_path, "leakage", {"unlearn": without, "retrain": {"a": {}, "c": {"mean": 0.1}}})
+    figure = Drawing(page, "leakage")
+    assert [y for ((_, y),) in figure.lines("leakage-unlearn")] == [pytest.approx(y, abs=5e-3) for y in (0.2, 0.05)]
+    assert [y for ((_, y),) in figure.lines("leakage-retrain")] == [pytest.approx(0.1, abs=5e-3)]
+
+
 def test_leakage_of_the_retrained_model_is_only_spoken_of_where_it_is(tmp_path):
     _, page = made(tmp_path, "leakage", {"finetune": leakage_rows("unlearn")})
     words = Text(page).words
