@@ -69,8 +69,11 @@ def audit(
     Raises
     ------
     ClientError
-        When the client holds none of `forget_ids`.
+        When the client holds none of `forget_ids`, and for a model of another size: nothing is made of its shards.
     """
+    size = worker.flat.size * worker.config.federation.shards
+    if vector.size != size:
+        raise ClientError(f"client {client} is to audit a model of {vector.size} numbers, the run's has {size}")
     records = worker.holding(client).records
     forget = tuple(r for r in records if r.id in forget_ids)
     retain = tuple(r for r in records if r.id not in forget_ids and r.id not in tombstones)

@@ -13,6 +13,7 @@ from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.audits.chat import Chat
 from oblivionis.audits.exchange_replay import replay_exchange, replay_training
 from oblivionis.audits.replay import DIFFERS, EQUAL, NOT_TESTABLE
+from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.data.records import Corpus
@@ -20,7 +21,7 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.node_ledger import NodeLedger
 from oblivionis.erasure.node_record_files import read_node
 from oblivionis.erasure.verification_rules import ERASED
-from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.errors import ClientError, RunError, RunInterrupted
 from oblivionis.measures.assessor import Assessor, evaluate_checkpoint
 from oblivionis.measures.audit_numbers import read_audit
 from oblivionis.models.shard_merges import assemble_served
@@ -194,6 +195,8 @@ def test_clients_with_records_of_their_own_audit_what_is_served(tmp_path, merge)
         known = assessor.knowledge(run.load_checkpoint(stage).vector, ["p1-home"], rouge=False)
         assert audit[moment]["request_prob"] == pytest.approx(known["prob"]["p1-home"], rel=1e-6)
     assert audit["final"]["request_prob"] != audit["before"]["request_prob"]
+    with pytest.raises(ClientError, match=rf"client 1 is to audit a model of {final.size // 2} numbers, the run's has"):
+        client_audit.audit(worker, 1, np.split(final, 2)[0], {"p1-home"}, (), tmp_path / "nodes" / "node1")
     assert {finding.outcome for finding in replay_exchange(run.path, run.lines("applied")[0]["id"])} == {EQUAL}
     assert [r.state for r in NodeLedger(tmp_path / "nodes" / "node1").requests()] == [ERASED]
 
