@@ -64,7 +64,7 @@ class _Tensor(NamedTuple):
 
 def fingerprint_source(source: str, revision: str | None = None) -> str:
     """The fingerprint of `embedded`, a folder or a hub name; see `fingerprint`."""
-    return fingerprint(_resolved(source, revision))
+    return fingerprint(_resolved(source, revision, cache_root()))
 
 
 def fingerprint_model(model: Model) -> str:
@@ -155,7 +155,8 @@ def _add_tensors(digest: Any, files: list[Path]) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _resolved(source: str, revision: str | None) -> Path:
+def _resolved(source: str, revision: str | None, cache: Path) -> Path:
+    """As `resolve`, once for each folder that models are unpacked below."""
     return resolve(source, revision)
 
 

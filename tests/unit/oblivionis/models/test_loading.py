@@ -509,6 +509,15 @@ def test_the_embedded_model_loads_by_its_name() -> None:
     assert len(fp.fingerprint_source("embedded")) == 64
 
 
+def test_a_model_is_looked_for_in_the_present_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OBLIVIONIS_CACHE", str(tmp_path / "first"))
+    first = fp.fingerprint_source("embedded")
+    shutil.rmtree(tmp_path / "first")
+    monkeypatch.setenv("OBLIVIONIS_CACHE", str(tmp_path / "second"))
+    assert fp.fingerprint_source("embedded") == first
+    assert (tmp_path / "second").is_dir() and not (tmp_path / "first").exists()
+
+
 EVIL = """
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
