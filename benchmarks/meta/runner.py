@@ -118,6 +118,7 @@ def _in_processes(settings: Settings, folder: Path, seeds: Sequence[int], jobs: 
             for process in under_way:
                 process.join(max(0.0, deadline - time.monotonic()))
                 process.kill()
+            pool.shutdown(wait=True)
             raise
 
 

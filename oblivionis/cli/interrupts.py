@@ -41,7 +41,7 @@ class Stopping:
         self.hint = ""
         self.errors = 2
         self._done = threading.Event()
-        self._children: dict[int, object] = {}
+        self._children: dict[int, psutil.Process] = {}
 
     def ask(self) -> None:
         """A signal came: from now on the time runs."""
@@ -75,10 +75,12 @@ class Stopping:
             self._children |= {child.pid: child for child in psutil.Process().children(recursive=True)}
 
     def _end_children(self) -> None:
+        """All but `multiprocessing.resource_tracker`, which removes what the others leave and ends after them."""
         self._remember()
         for child in self._children.values():
             with contextlib.suppress(Exception):
-                child.kill()  # type: ignore[attr-defined]
+                if not any("resource_tracker" in part for part in child.cmdline()):
+                    child.kill()
 
     def finish(self, code: int) -> None:
         """The command has ended: where it was asked to, so does the process, at once and with its children.

@@ -38,6 +38,20 @@ with signals():
     stopping._end_children = lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]
     stopping.finish(130)
 """
+TRACKED = """
+import multiprocessing, sys, time
+from oblivionis.cli.interrupts import Stopping
+lock = multiprocessing.get_context("spawn").Lock()
+class Late:
+    def flush(self):
+        global lock
+        time.sleep(0.2)
+        lock = None
+sys.stdout = Late()  # the last thing that is done before the process ends
+stopping = Stopping()
+stopping.ask()
+stopping.finish(130)
+"""
 ELSEWHERE = """
 import os, signal, time
 from oblivionis.cli import interrupts as stopping
@@ -85,6 +99,13 @@ def test_who_catches_the_end_goes_on():
 def test_a_second_signal_while_the_command_ends():
     """Also where the main thread knows of the first one before who listens for signals does."""
     done = subprocess.run([sys.executable, "-c", SECOND], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and not done.stderr, done.stderr
+
+
+def test_locks_that_are_given_up_while_the_children_are_ended():
+    """What Python starts to remove them from the system ends by itself, after all others."""
+    command = [sys.executable, "-c", TRACKED]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and not done.stderr, done.stderr
 
 
