@@ -68,6 +68,8 @@ class References(NamedTuple):
         By how much the base model's logits of their answer tokens are too high.
     forget_target_rows : sequence of B AnswerRows
         What predicts these tokens in the base model, where known.
+    forget_recited : sequence of B tensors (L_i,), bool
+        The answer tokens that count as recited (`calibrated_forgetting.Target.recited`).
     """
 
     forget_log_p: Tensor | None = None
@@ -76,6 +78,7 @@ class References(NamedTuple):
     forget_target_nll: Tensor | None = None
     forget_target_lowered: Sequence[Tensor] | None = None
     forget_target_rows: Sequence[AnswerRows] | None = None
+    forget_recited: Sequence[Tensor] | None = None
 
 
 class BatchQuantities:
@@ -177,6 +180,14 @@ class BatchQuantities:
         the record would find it.
         """
         return self._get("forget_target_kl", "forget_target_kl")
+
+    @property
+    def forget_recited_lead(self) -> Tensor:
+        """(B,) mean of max(0, p(true token) − max p(other token)) over the recited tokens of each forget record, from 0
+        to 1; 0 where there are none."""
+        if self._references.forget_recited is None:
+            return self.forget_nll.new_zeros(len(self.forget))
+        return self._get("forget_recited_lead", "forget_recited_lead")
 
     @property
     def forget_adjusted_kl(self) -> Tensor:
@@ -291,6 +302,8 @@ class BatchQuantities:
                 values[f"{prefix}_margin"] = _record_means(row_margins(rows[part]), records)
             if f"{prefix}_lead" in self._wanted:
                 values[f"{prefix}_lead"] = _record_means(row_leads(rows[part], batch.labels[part]), records)
+            if f"{prefix}_recited_lead" in self._wanted and self._references.forget_recited is not None:
+                values["forget_recited_lead"] = self._recited_leads(rows[part], batch.labels[part])
             names = [name for name in references if name.startswith(prefix)]
             statistics = None
             for name in names or [""]:
@@ -312,6 +325,14 @@ class BatchQuantities:
             return self._around.strength
         lowered = self._references.forget_target_lowered if name == "forget_target_kl" else None
         return 0.0 if lowered is None else torch.cat(list(lowered))
+
+    def _recited_leads(self, rows: AnswerRows, labels: Tensor) -> Tensor:
+        """Mean lead (B,), at least 0, of each forget record's recited tokens."""
+        masks = [mask.to(labels.device) for mask in self._references.forget_recited or ()]
+        index = torch.cat(masks).nonzero().squeeze(1)
+        leads = row_leads(rows[index], labels[index]).clamp(min=0)
+        parts = leads.split([int(mask.sum()) for mask in masks])
+        return torch.stack([part.mean() if part.numel() else leads.new_zeros(()) for part in parts])
 
     def _records(self, name: str) -> list[TokenSequence]:
         """The records that a quantity is about."""
@@ -360,7 +381,9 @@ class BatchQuantities:
 
 QUANTITIES = frozenset(name for name, value in vars(BatchQuantities).items() if isinstance(value, property))
 _AGAINST = ("forget_reference_kl", "forget_target_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
-BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin", "forget_lead"})
+BY_LOGITS = frozenset(
+    {*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin", "forget_lead", "forget_recited_lead"}
+)
 """Quantities that need logits; likelihoods alone do not."""
 NEEDS_RECEIVED = frozenset(
     {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}

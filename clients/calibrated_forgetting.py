@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor, nn
 
 from clients.batch_quantities import BatchQuantities
-from clients.distributions import mean_entropy, row_statistics
+from clients.distributions import mean_entropy, row_leads, row_statistics
 from clients.flat_parameters import FlatParameters
 from evaluation.engine.forward import AnswerRows, answer_rows, packed_batch
 from evaluation.engine.models import base_model, evaluation_mode
@@ -67,6 +67,9 @@ class Target:
         What predicts each record's answer tokens in the base model; None: computed when needed.
     present : tensor (n,), optional
         `nll` of the model before anything is unlearned; None: computed.
+    recited : tuple of n tensors (L_i,), bool, optional
+        Recited tokens: of a record that greedy decoding recites, the answer tokens that its target distributions would
+        not choose. None: no record is recited.
 
     Raises
     ------
@@ -81,6 +84,7 @@ class Target:
     lowered: tuple[Tensor, ...] | None = None
     rows: tuple[AnswerRows, ...] | None = None
     present: Tensor | None = None
+    recited: tuple[Tensor, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0:
@@ -209,16 +213,21 @@ class Estimator:
         self._now: tuple[bytes, Tokens] | None = None
 
     @torch.no_grad()
-    def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
+    def target(
+        self, records: Sequence[TokenSequence], tolerance: float, recited: Collection[int] = frozenset()
+    ) -> Target:
         """Estimate the target of records; the model's parameters are the same afterwards.
 
-        Where each of the records is well within the tolerance there is nothing to forget, and no distribution is made.
+        Where each of the records is well within the tolerance, and none is recited, there is nothing to forget, and no
+        distribution is made.
 
         Parameters
         ----------
         records : sequence of n TokenSequence
         tolerance : float above 0
             Nats per token.
+        recited : collection of int
+            Places of the records that greedy decoding recites.
 
         Returns
         -------
@@ -241,7 +250,7 @@ class Estimator:
             raise ValueError("the model's likelihoods of the reference records are not finite")
         means = never_seen_nll(before.means(), now.means(), own.means())
         nll, current = (torch.from_numpy(values).float() for values in (means, present_tokens.means()))
-        if ((current - nll).abs() <= _SURELY * tolerance).all():
+        if not recited and ((current - nll).abs() <= _SURELY * tolerance).all():
             return Target(nll, tolerance, self._base, present=current)
         sharpness = sharpness_for(before, now.entropy())
         wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)
@@ -250,7 +259,8 @@ class Estimator:
             for untouched, target in zip(own.nll(sharpness), wanted, strict=True)
         )
         rows = own.each() if self._keeps(own) else None
-        return Target(nll, tolerance, self._base, sharpness, lowered, rows, current)
+        tokens = own.recited(sharpness, lowered, recited) if recited else None
+        return Target(nll, tolerance, self._base, sharpness, lowered, rows, current, tokens)
 
     def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
         """As `_of_base`; the latest results are kept for later calls, within a memory limit."""
@@ -337,6 +347,13 @@ class Tokens:
     def means(self) -> np.ndarray:
         """Mean of `nll` over each record's tokens, (n,)."""
         return np.array([part.mean() for part in self.nll()])
+
+    def recited(self, sharpness: float, lowered: Sequence[Tensor], of: Collection[int]) -> tuple[Tensor, ...]:
+        """Of the records at the places `of` which answer tokens the sharpened distributions would not choose, once the
+        logits of the true tokens are `lowered`; of the others none."""
+        leads = row_leads(self.rows.scaled(sharpness), self.labels, torch.cat(list(lowered)).to(self.labels.device))
+        others = (leads < 0).cpu().split(self.lengths)
+        return tuple(mask & (i in of) for i, mask in enumerate(others))
 
     def entropy(self) -> float:
         """Mean entropy over all tokens, nats."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -220,7 +221,7 @@ def row_margins(rows: AnswerRows) -> Tensor:
     return torch.cat(pieces)
 
 
-def row_leads(rows: AnswerRows, labels: Tensor) -> Tensor:
+def row_leads(rows: AnswerRows, labels: Tensor, lowered: Tensor | None = None) -> Tensor:
     """p(label) − max_{v ≠ label} p(v) of M answer tokens.
 
     Logits that can be made from states exist a few rows at a time, and again in the backward pass.
@@ -229,22 +230,25 @@ def row_leads(rows: AnswerRows, labels: Tensor) -> Tensor:
     ----------
     rows : AnswerRows
     labels : tensor (M,), int
+    lowered : tensor (M,), optional
+        Taken off the logit of each label first.
 
     Returns
     -------
     tensor (M,), at least float32, from −1 to 1
     """
 
-    def piece(values: Tensor, labels: Tensor) -> Tensor:
-        logits = rows.logits(values)
+    def piece(values: Tensor, labels: Tensor, by: Tensor | None) -> Tensor:
+        logits = _lowered(rows.logits(values), labels, by, slice(None))
         p = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         true = p.gather(1, labels[:, None]).squeeze(1)
         return true - p.scatter(1, labels[:, None], -1.0).max(-1).values
 
     size = _piece(rows)
     if labels.numel() <= size:
-        return piece(rows.values, labels)
-    pieces = zip(rows.values.split(size), labels.split(size), strict=True)
+        return piece(rows.values, labels, lowered)
+    by = repeat(None) if lowered is None else lowered.split(size)
+    pieces = zip(rows.values.split(size), labels.split(size), by, strict=False)
     return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces])  # type: ignore[arg-type]
 
 

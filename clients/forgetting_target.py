@@ -18,6 +18,8 @@ FULL_RATE_GAP = 2.0
 """Largest gap of a record, nats per token, from which on a method with a target uses its full learning rate."""
 LEAST_EPOCHS = 3
 """Fewest epochs of such a method, however near its records are, unless fewer are configured."""
+RECITED_SHARE = 0.25
+"""Least share of its learning rate while a record is recited."""
 
 
 @dataclass(slots=True)
@@ -86,10 +88,17 @@ class ForgettingTarget:
         return replace(plan, epochs=plan.epochs[:epochs])
 
     def _share(self) -> float:
-        """The largest gap over `FULL_RATE_GAP`, in [0, 1]; 1 where the method requests no target."""
+        """The largest gap over `FULL_RATE_GAP`, from 0, or `RECITED_SHARE` where a record is recited, to 1; 1 where the
+        method requests no target."""
         if not self.own or self.first is None:
             return 1.0
-        return min(1.0, self.first.abs().max().item() / FULL_RATE_GAP)
+        least = RECITED_SHARE if self._recited else 0.0
+        return min(1.0, max(least, self.first.abs().max().item() / FULL_RATE_GAP))
+
+    @property
+    def _recited(self) -> bool:
+        """Whether some tokens count as recited."""
+        return self.target is not None and any(mask.any() for mask in self.target.recited or ())
 
     def part(self, update: PlannedUpdate) -> PlannedUpdate | None:
         """The update without records at their target and those to be pulled back; None if it has none left.
@@ -103,7 +112,7 @@ class ForgettingTarget:
             assert self.gaps is not None
         away = self.gaps.abs() > self.target.tolerance
         if self.own:
-            return update if away.any() else None
+            return update if self._recited or away.any() else None
         if not away[update.forget].any():
             return None
         kept = [k for k, i in enumerate(update.forget) if away[i] and self.gaps[i] < 0]

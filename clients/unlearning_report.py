@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,29 @@ class UnlearnReport:
     seconds: float
     first_gap: float = math.nan
     last_gap: float = math.nan
+
+    def then(self, later: UnlearnReport) -> UnlearnReport:
+        """The report of both, where another unlearning of the same records followed.
+
+        Parameters
+        ----------
+        later : UnlearnReport
+
+        Returns
+        -------
+        UnlearnReport
+        """
+        if not later.steps:
+            return replace(self, seconds=self.seconds + later.seconds)
+        if not self.steps:
+            return replace(later, seconds=self.seconds + later.seconds)
+        return replace(
+            later,
+            steps=self.steps + later.steps,
+            first_loss=self.first_loss,
+            first_forget_nll=self.first_forget_nll,
+            first_forget_entropy=self.first_forget_entropy,
+            stopped=self.stopped or later.stopped,
+            seconds=self.seconds + later.seconds,
+            first_gap=self.first_gap,
+        )

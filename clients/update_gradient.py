@@ -295,6 +295,10 @@ class UpdateGradient:
             return references
         lowered = None if self.target.lowered is None else [self.target.lowered[i] for i in forget]
         rows = None if self.target.rows is None else [self.target.rows[i] for i in forget]
+        recited = None if self.target.recited is None else [self.target.recited[i] for i in forget]
         return references._replace(
-            forget_target_nll=self.target.nll[forget], forget_target_lowered=lowered, forget_target_rows=rows
+            forget_target_nll=self.target.nll[forget],
+            forget_target_lowered=lowered,
+            forget_target_rows=rows,
+            forget_recited=recited,
         )

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from clients.optimisation import BETAS, Ball
 from clients.record_level_dp import Privacy, train_privately, unlearn_privately
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
+from evaluation.engine.fused_lora import fused_lora
+from evaluation.engine.models import evaluation_mode
 from evaluation.engine.sequences import TokenSequence
+from evaluation.metrics.word_matching import words
 from oblivionis import seeds
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
@@ -32,7 +35,9 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.data.twins import with_twins
 from oblivionis.erasure.node_record_files import NodeRecords
+from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import ClientError
+from oblivionis.measures.recitation import greedy_recall, new_session
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble, of_rank, refitted
 from oblivionis.models.configured_corpus import corpus_of
@@ -41,6 +46,8 @@ from oblivionis.models.shard_merges import served
 from strategies import message_keys
 
 _RESIDENT_PARTITIONS = 64
+LOOKS = 3
+"""How often at most a client looks, after it has unlearned, whether it still recites a record, and goes on if so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +226,45 @@ class Worker:
         options = self._unlearning_options(vector, proximal_mu, self._target(forget_set, settings, own_references))
         values, model = dict(self.config.unlearning.params), self.assembled.model
         given = (model, self.flat, forget_set, retain_set, method, values, settings)
-        if privacy is None:
-            report = unlearn(*given, seed=seed, options=options, alternatives=alternatives)
-        else:
-            report = unlearn_privately(*given, privacy, seed=seed, options=options)
+        if privacy is not None:
+            return self._with(unlearn_privately(*given, privacy, seed=seed, options=options))
+        report = unlearn(*given, seed=seed, options=options, alternatives=alternatives)
+        if options.target is not None and method_traits.ends_recitation(method):
+            for look in range(1, LOOKS + 1):
+                if not (recited := self._recited_beyond_chance(client, record_ids)):
+                    break
+                target = self._target(forget_set, settings, own_references, recited)
+                later = unlearn(*given, seed=seeds.derive(seed, look), options=replace(options, target=target))
+                report = report.then(later)
+                if not later.steps:
+                    break
+        return self._with(report)
+
+    def _with(self, report: UnlearnReport) -> tuple[np.ndarray, UnlearnReport]:
+        """The parameters as they are now, with a report."""
         return self.flat.numpy(), report
+
+    def _recited_beyond_chance(self, client: int, record_ids: Collection[str]) -> list[int]:
+        """Places, among the named records of `client`, of those that the model recites as it is now, and more of them
+        than the untouched base model says by chance."""
+        wanted, thresholds = set(record_ids), Thresholds.of(self.config.unlearning.requests)
+        records = [r for r in self.holding(client).records if r.id in wanted]
+        recalls = self._greedy_recall(records)
+        recited = [i for i, r in enumerate(records) if thresholds.is_recited(len(words(r.answer)), recalls[i])]
+        if not recited or self._start is None:
+            return recited
+        present = self.flat.numpy()
+        self.flat.load(self._start)
+        try:
+            chance = self._greedy_recall([records[i] for i in recited])
+        finally:
+            self.flat.load(present)
+        return [i for i, by_chance in zip(recited, chance, strict=True) if recalls[i] > by_chance]
+
+    def _greedy_recall(self, records: Sequence[Record]) -> list[float]:
+        """Recall of the greedy answer of the model as it is now to each of these records."""
+        with fused_lora(self.assembled.model), evaluation_mode(self.assembled.model):
+            return greedy_recall(new_session(self.assembled, self.config), records, self.assembled, self.config)
 
     def _check_retain_records(self, client: int, retain_set: Sequence[TokenSequence]) -> None:
         """ClientError where the configured unlearning needs retain records and the client has none left."""
@@ -273,9 +314,14 @@ class Worker:
         )
 
     def _target(
-        self, records: Sequence[TokenSequence], settings: TrainSettings, own: Sequence[Record] | None
+        self,
+        records: Sequence[TokenSequence],
+        settings: TrainSettings,
+        own: Sequence[Record] | None,
+        recited: Collection[int] = frozenset(),
     ) -> Target | None:
-        """Up to what `records` are forgotten from the model as received, None where the method goes its own way."""
+        """Up to what `records`, of which those at the places `recited` are recited, are forgotten from the model as it
+        is now, None where the method goes its own way."""
         unlearning = self.config.unlearning
         if unlearning.target is None or self._start is None:
             return None
@@ -284,7 +330,7 @@ class Worker:
             if self._estimator is None or self._estimator.references != references:
                 model, size = self.assembled.model, settings.batch_size
                 self._estimator = Estimator(model, self.flat, self._start, references, size)
-            return self._estimator.target(records, unlearning.tolerance)
+            return self._estimator.target(records, unlearning.tolerance, recited)
         except ValueError as error:
             raise ClientError(f"unlearning.target: {error}") from None
 

@@ -49,6 +49,11 @@ def needs_target(method: str) -> bool:
     return "forget_target_nll" in _code(method).quantities
 
 
+def ends_recitation(method: str) -> bool:
+    """Whether it goes on with a record that greedy decoding still recites."""
+    return "forget_recited_lead" in _code(method).quantities
+
+
 def needs_alternatives(method: str) -> bool:
     """Whether it asks for other answers to the questions that are to be forgotten."""
     return any(name.startswith("alternative_") for name in _code(method).quantities)

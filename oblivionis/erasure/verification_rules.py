@@ -154,7 +154,7 @@ class Thresholds:
         """Judge one record, as if it were alone in its request."""
         last = evidence.last.after if evidence.last else None
         for recall, why in ((evidence.final, IN_FINAL), (last, RIGHT_AFTER)):
-            if recall is not None and self._recited(evidence.units, recall):
+            if recall is not None and self.is_recited(evidence.units, recall):
                 if evidence.oracle is not None and recall <= evidence.oracle:
                     return NOT_TESTABLE, "the retrained model, which never saw it, says as much of it"
                 return NOT_VERIFIED, why
@@ -214,7 +214,7 @@ class Thresholds:
 
     def count(self, units: Mapping[str, int], recalls: Mapping[str, float]) -> tuple[int, int]:
         """How many records a model recites, and how many have too short an answer to tell, by record id of `units`."""
-        recited = sum(self._recited(units[i], recalls[i]) for i in units)
+        recited = sum(self.is_recited(units[i], recalls[i]) for i in units)
         return recited, sum(length < self.min_units for length in units.values())
 
     def ruined(self, failed: Mapping[str, str], metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
@@ -252,7 +252,8 @@ class Thresholds:
             return f"the final model's weights lie {distance:.3g} times their own norm from those before unlearning"
         return ""
 
-    def _recited(self, units: int, recall: float) -> bool:
+    def is_recited(self, units: int, recall: float) -> bool:
+        """Whether a model recites a record with so many measurable words at this recall of its greedy answer."""
         return units >= self.min_units and recall > self.max_recall
 
     def _ended(self, exchanges: Sequence[Exchange]) -> bool:
@@ -331,7 +332,7 @@ class Thresholds:
         if last is None:
             return INCONCLUSIVE, NOT_ASKED
         retrained_says_as_much = oracle is not None and last.after <= oracle
-        recited = self._recited(evidence.units, last.after) and not retrained_says_as_much
+        recited = self.is_recited(evidence.units, last.after) and not retrained_says_as_much
         likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
         lowered = any(
             far_likelier(replace(exchange.left, prob=exchange.known), known) and not far_likelier(exchange.left, known)

@@ -17,7 +17,6 @@ from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
 from evaluation.metrics.answer_metrics import probability
-from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.word_matching import words
 from evaluation.ruler.evaluator import Embedded, References
@@ -27,8 +26,8 @@ from oblivionis.errors import OblivionisError, RunError
 from oblivionis.measures import leakage, registry
 from oblivionis.measures.base import Measure
 from oblivionis.measures.context import Context
-from oblivionis.measures.muse.prompts import recited
 from oblivionis.measures.questions import encode_questions, encode_records
+from oblivionis.measures.recitation import bare, greedy_recall, new_session, recall
 from oblivionis.measures.ruler import paired_models
 from oblivionis.measures.ruler.evaluator import of_both_profiles
 from oblivionis.models.assembly import Assembled, assemble_untrained
@@ -255,11 +254,7 @@ class Assessor:
         return Hook([e for name in names for e in built[name]], strict=self._config.strict).run(session)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
-        """ROUGE-L recall, in any script, of the greedy answer to each of these training records, by id, in one pass.
-
-        They are prompted as the forget questions are in the profile `full`, with at most as many new tokens; of a piece
-        of text the first half is given and the rest expected (`measures.muse.prompts.recited`).
-        """
+        """ROUGE-L recall of the greedy answer to each of these training records, by id (`recitation.greedy_recall`)."""
         with self.session(vector) as session:
             return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
 
@@ -269,7 +264,7 @@ class Assessor:
         answers = forget_answers(log)
         texts = {i: values["generated_text"] for i, values in answers.items() if "generated_text" in values}
         generated, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
-        return dict(zip(texts, _recalled(generated, true), strict=True))
+        return dict(zip(texts, recall(generated, true), strict=True))
 
     def units(self, record_ids: Sequence[str]) -> dict[str, int]:
         """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
@@ -284,7 +279,8 @@ class Assessor:
         if not records:
             return {}
         context = replace(self.context, name="leakage", full=True)
-        prompted = list(zip(records, encode_questions(self._bare(records), self.assembled, self._config), strict=True))
+        questions = encode_questions([bare(record) for record in records], self.assembled, self._config)
+        prompted = list(zip(records, questions, strict=True))
         bounds: dict[str, dict[str, float]] = {}
         with self.session(vector) as session:
             for evaluator in leakage.of_records(context, prompted):
@@ -345,22 +341,11 @@ class Assessor:
         return session.scores([self._sequences[r.id] for r in records]).mean_nll
 
     def _recalled(self, session: EvaluationSession, record_ids: Sequence[str]) -> list[float]:
-        records = self._records(record_ids)
-        if self._corpus.is_text:
-            return recited(records, self.assembled, session, self._config.evaluation.muse.continuation)
-        questions = encode_questions(self._bare(records), self.assembled, self._config)
-        limit = self._config.evaluation.full.max_new_tokens
-        produced = session.greedy([q.prompt for q in questions], limit)
-        texts = [self.context.decode(tokens) for tokens in produced]
-        return _recalled(texts, [r.answer for r in records])
+        return greedy_recall(session, self._records(record_ids), self.assembled, self._config)
 
     def _records(self, record_ids: Sequence[str]) -> list[Record]:
         known = {record.id: record for record in self._corpus.train}
         return [known[i] for i in record_ids]
-
-    @staticmethod
-    def _bare(records: Sequence[Record]) -> list[Record]:
-        return [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
 
     def _of_each(self, context: Context, part: Callable[[Measure, Context], T]) -> dict[str, T]:
         """The `part` of each measure by name, in the order of evaluation."""
@@ -425,12 +410,7 @@ class Assessor:
             assembled.put(loaded)
 
     def _new_session(self) -> EvaluationSession:
-        return EvaluationSession(
-            self.assembled.model,
-            stop_ids=self.assembled.stop_ids,
-            pad_id=self.assembled.tokenizer.pad_token_id or 0,
-            token_budget=self._config.evaluation.token_budget,
-        )
+        return new_session(self.assembled, self._config)
 
 
 def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:
@@ -446,10 +426,6 @@ def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:
 
 def _noted(notes: Mapping[str, str]) -> dict[str, Any]:
     return {"notes": dict(notes)} if notes else {}
-
-
-def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
-    return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
 
 
 def assemble_for(run: RunDirectory, config: Config) -> Assembled:

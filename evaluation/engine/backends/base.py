@@ -40,7 +40,7 @@ class AnswerRows:
         """Those whose logits are `by` times as large."""
         return self if by == 1 else AnswerRows(self.values * by, self.head)
 
-    def __getitem__(self, rows: slice) -> AnswerRows:
+    def __getitem__(self, rows: slice | Tensor) -> AnswerRows:
         return AnswerRows(self.values[rows], self.head)
 
 

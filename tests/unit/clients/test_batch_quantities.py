@@ -20,9 +20,10 @@ FORGET, RETAIN, OTHERS = (tiny_llama.sequences(n, seed=n) for n in (3, 4, 5))
 OTHERS = [TokenSequence(f.prompt, o.answer) for f, o in zip(FORGET, OTHERS, strict=False)]
 T, STRENGTH, SHARPNESS, LAYER = 1.7, 2.5, 1.3, 0
 LOWERED = [torch.linspace(-1.5, 2.0, len(r.answer)) for r in FORGET]
+RECITED = [torch.arange(len(r.answer)) % 2 == 0 for r in FORGET[:2]] + [torch.zeros(len(FORGET[2].answer)).bool()]
 GIVEN = References(
     torch.tensor([-3.0, -4.0, -5.0]), torch.tensor([-6.0, -7.0, -8.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
-)._replace(forget_target_nll=torch.tensor([0.5, 0.6, 0.7]), forget_target_lowered=LOWERED)
+)._replace(forget_target_nll=torch.tensor([0.5, 0.6, 0.7]), forget_target_lowered=LOWERED, forget_recited=RECITED)
 
 
 class Plain:
@@ -54,10 +55,16 @@ class Plain:
         p = self.logits(record).softmax(-1)
         return -(p * p.log()).sum(-1).mean()
 
-    def lead(self, record: TokenSequence) -> Tensor:
+    def leads(self, record: TokenSequence) -> list[float]:
         rows = self.logits(record).softmax(-1).tolist()
-        found = [row.pop(token) - max(row) for row, token in zip(rows, record.answer, strict=True)]
-        return torch.tensor(found, dtype=torch.float64).mean()
+        return [row.pop(token) - max(row) for row, token in zip(rows, record.answer, strict=True)]
+
+    def lead(self, record: TokenSequence) -> Tensor:
+        return torch.tensor(self.leads(record), dtype=torch.float64).mean()
+
+    def recited_lead(self, record: TokenSequence, recited: Tensor) -> Tensor:
+        found = [max(0.0, lead) for lead, counts in zip(self.leads(record), recited.tolist(), strict=True) if counts]
+        return torch.tensor(sum(found) / max(1, len(found)), dtype=torch.float64)
 
     def kl(self, record: TokenSequence, whose: str, less: Any = 0.0, times: float = 1.0) -> Tensor:
         other = times * self.logits(record, whose)
@@ -81,6 +88,7 @@ class Plain:
             "forget_token_log_p": [self.token_log_p(r) for r in FORGET],
             "forget_margin": [((x.max(-1).values - x.mean(-1)) ** 2).mean() for x in z],
             "forget_lead": [self.lead(r) for r in FORGET],
+            "forget_recited_lead": [self.recited_lead(r, mask) for r, mask in zip(FORGET, RECITED, strict=True)],
             "forget_adjusted_kl": [self.kl(r, "received", STRENGTH) for r in FORGET],
             "forget_target_kl": [self.kl(r, "base", less, SHARPNESS) for r, less in pairs],
             "forget_teacher_kl": [self.kl(r, "teacher") for r in FORGET],

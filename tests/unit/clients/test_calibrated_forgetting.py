@@ -28,7 +28,7 @@ from clients.calibrated_forgetting import (
 from clients.distributions import mean_entropy
 from clients.flat_parameters import FlatParameters
 from clients.forgetting_target import ForgettingTarget
-from clients.training import TrainSettings
+from clients.training import TrainSettings, train
 from clients.unlearning import UnlearnOptions, unlearn
 from clients.update_plan import PlannedUpdate, UpdateKind
 from evaluation.engine.forward import AnswerRows, answer_rows
@@ -129,6 +129,48 @@ def test_the_true_tokens_get_their_probability_and_the_references_their_entropy(
         places = (range(len(record.answer)), record.answer)
         rows[places] -= lowered
         np.testing.assert_allclose(-rows.log_softmax(-1)[places], np.maximum(expected, 1e-4), atol=2e-3)
+
+
+@torch.no_grad()
+def test_recited_tokens_are_those_that_the_target_would_not_choose() -> None:
+    """By the base model's logits and plain argmax; of records that are not recited on none."""
+    model = tiny_llama.lora().eval()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    before = [padded_rows(model, r) for r in FORGET]
+    flat.load(start * np.float32(1.5))
+    estimator = Estimator(model, flat, start, REFERENCES, 4)
+    assert estimator.target(FORGET, 0.1).recited is None
+    target = estimator.target(FORGET, 1e3, recited=[0, 3])
+    assert target.recited is not None and target.lowered is not None
+    for i, (rows, record, lowered) in enumerate(zip(before, FORGET, target.lowered, strict=True)):
+        rows = rows * target.sharpness
+        rows[range(len(record.answer)), record.answer] -= lowered
+        others = rows.argmax(-1) != torch.tensor(record.answer)
+        assert target.recited[i].tolist() == (others & (i in (0, 3))).tolist()
+    assert target.recited[0].any() and target.recited[3].any()
+
+
+def test_a_recited_record_is_served_further_though_it_is_at_its_target() -> None:
+    """Until its tokens no longer lead, by a quarter of the rate; where there are none, nothing is done."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    train(model, flat, FORGET, settings(epochs=30), seed=0)
+    learned, estimator = flat.numpy(), Estimator(model, flat, start, REFERENCES, 4)
+    target = estimator.target(FORGET, 1e3, recited=range(len(FORGET)))
+    work = (model, flat, FORGET, RETAIN, "calibrated", {"gamma": 1e-9, "kappa": 0.0, "rho": 5.0})
+    for given, moved in ((replace(target, recited=None), False), (target, True)):
+        flat.load(learned)
+        report = unlearn(*work, settings(epochs=12, batch_size=2), seed=0, options=UnlearnOptions(target=given))
+        assert (report.steps > 0) == moved
+    chosen = [padded_rows(model.eval(), r).argmax(-1) for r in FORGET]
+    assert target.recited is not None
+    led = [(c == torch.tensor(r.answer))[m] for c, r, m in zip(chosen, FORGET, target.recited, strict=True)]
+    flat.load(learned)
+    chosen = [padded_rows(model.eval(), r).argmax(-1) for r in FORGET]
+    had = [(c == torch.tensor(r.answer))[m] for c, r, m in zip(chosen, FORGET, target.recited, strict=True)]
+    assert torch.cat(led).float().mean() < 0.1 < 0.8 < torch.cat(had).float().mean()
 
 
 def test_the_target_is_what_the_base_model_says_where_nothing_was_trained() -> None:

@@ -50,7 +50,7 @@ def test_pieces_do_not_show_in_values_and_gradients(given, temperature, per_toke
 
 
 def test_margins_leads_and_entropies_are_those_of_all_rows(given):
-    head, states, _, labels, _ = given
+    head, states, _, labels, lowered = given
     rows, logits = AnswerRows(states, head), states.double() @ head.double().T
     margins = (logits.max(-1).values - logits.mean(-1)).square()
     torch.testing.assert_close(row_margins(rows).double(), margins, rtol=1e-4, atol=1e-4)
@@ -59,6 +59,11 @@ def test_margins_leads_and_entropies_are_those_of_all_rows(given):
     others[torch.arange(TOKENS), labels] = -1
     leads = p.gather(1, labels[:, None])[:, 0] - others.max(-1).values
     torch.testing.assert_close(row_leads(rows, labels).double(), leads, rtol=1e-4, atol=1e-6)
+    less = logits.clone()
+    less[torch.arange(TOKENS), labels] -= lowered.double()
+    others = less.softmax(-1)
+    leads = others.gather(1, labels[:, None])[:, 0] - others.scatter(1, labels[:, None], -1.0).max(-1).values
+    torch.testing.assert_close(row_leads(rows, labels, lowered).double(), leads, rtol=1e-4, atol=1e-6)
     log_p = logits.log_softmax(-1)
     entropy = -(p * log_p).sum(-1)
     slope = -((p * log_p.square()).sum(-1) - entropy.square())

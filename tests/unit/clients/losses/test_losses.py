@@ -42,7 +42,7 @@ def test_signature_tells_what_a_method_needs() -> None:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "altpo": {"beta": 0.1, "alpha": 1.0},
     "bad_teacher": {"gamma": 1.0, "alpha": 1.0, "temperature": 1.0, "teacher_seed": 0},
-    "calibrated": {"gamma": 3.0, "kappa": 2.0, "alpha": 1.0},
+    "calibrated": {"gamma": 3.0, "kappa": 2.0, "rho": 2.0, "alpha": 1.0},
     "ce_u": {"gamma": 1.0, "alpha": 0.0},
     "fedosd": {"epochs": 1, "recovery": None},
     "fine_tune": {},

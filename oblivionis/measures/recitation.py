@@ -1,0 +1,50 @@
+"""How well a model recites records by greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from evaluation.hook import EvaluationSession
+from evaluation.metrics.rouge import rouge_l
+from oblivionis.config.schema import Config
+from oblivionis.data.records import Record
+from oblivionis.measures.muse.prompts import recited
+from oblivionis.measures.questions import encode_questions
+from oblivionis.models.assembly import Assembled
+
+
+def new_session(assembled: Assembled, config: Config) -> EvaluationSession:
+    """A session of the model as it is now."""
+    return EvaluationSession(
+        assembled.model,
+        stop_ids=assembled.stop_ids,
+        pad_id=assembled.tokenizer.pad_token_id or 0,
+        token_budget=config.evaluation.token_budget,
+    )
+
+
+def greedy_recall(
+    session: EvaluationSession, records: Sequence[Record], assembled: Assembled, config: Config
+) -> list[float]:
+    """ROUGE-L recall, in any script, of the greedy answer to each record, in one pass.
+
+    They are prompted as the forget questions are in the profile `full`, with at most as many new tokens; of a piece of
+    text the first half is given and the rest expected (`measures.muse.prompts.recited`).
+    """
+    if records and records[0].tokens:
+        return recited(records, assembled, session, config.evaluation.muse.continuation)
+    questions = encode_questions([bare(record) for record in records], assembled, config)
+    produced = session.greedy([q.prompt for q in questions], config.evaluation.full.max_new_tokens)
+    texts = [assembled.tokenizer.decode(list(tokens), skip_special_tokens=True) for tokens in produced]
+    return recall(texts, [record.answer for record in records])
+
+
+def recall(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """ROUGE-L recall, in any script, of texts for answers."""
+    return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
+
+
+def bare(record: Record) -> Record:
+    """A record with its question and its answer alone."""
+    return replace(record, paraphrased_answer=None, perturbed_answers=())

@@ -1,0 +1,90 @@
+"""A client goes on with what it still recites: looks by transformers' own generation, chance, and what is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.metrics.rouge import rouge_l
+from oblivionis.client import worker as worker_module
+from oblivionis.client.worker import Worker
+from oblivionis.config import compose as configuration
+
+LIMIT = 0.5
+
+
+@pytest.fixture(scope="module")
+def learned() -> tuple[Worker, np.ndarray]:
+    """A client that knows its records by heart, and whose unlearning would leave anything likely alone."""
+    more = ["training.learning_rate=3e-3", "unlearning.learning_rate=3e-3", "evaluation.full.max_new_tokens=64"]
+    worker = Worker(configuration.compose("smoke", ["unlearning=calibrated", "unlearning.tolerance=100", *more]))
+    vector, _ = worker.finetune(0, worker.flat.numpy(), excluded=(), epochs=40, proximal_mu=0.0, seed=1)
+    return worker, vector
+
+
+def generated(worker: Worker, vector: np.ndarray) -> list[float]:
+    """Recall of what transformers generates for each record of client 0."""
+    worker.flat.load(vector)
+    model, tokenizer = worker.assembled.model.eval(), worker.assembled.tokenizer
+    texts, limit = [], worker.config.evaluation.full.max_new_tokens
+    for sequence in worker.holding(0).sequences:
+        prompt = torch.tensor([list(sequence.prompt)])
+        stop = sorted(worker.assembled.stop_ids)
+        tokens = model.generate(prompt, max_new_tokens=limit, do_sample=False, eos_token_id=stop, pad_token_id=0)
+        texts.append(tokenizer.decode(tokens[0, prompt.shape[1] :], skip_special_tokens=True))
+    answers = [record.answer for record in worker.holding(0).records]
+    return rouge_l(texts, answers, any_script=True).recall.tolist()
+
+
+def forget(worker: Worker, vector: np.ndarray, ids: list[str]) -> tuple[np.ndarray, Any]:
+    return worker.forget(0, vector, record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
+
+
+def test_what_is_recited_is_served_until_it_is_not(learned: tuple[Worker, np.ndarray]) -> None:
+    """All records are within the tolerance, so that recitation alone is a reason; what nobody asked for stays."""
+    worker, vector = learned
+    before = generated(worker, vector)
+    assert min(before) > 0.9
+    ids = [record.id for record in worker.holding(0).records]
+    after, report = forget(worker, vector, ids[:2])
+    recalls = generated(worker, after)
+    assert report.steps > 0 and max(recalls[:2]) <= LIMIT and np.mean(recalls[2:]) > 0.8
+    assert report.num_examples == 2 and np.isfinite([report.first_gap, report.last_gap]).all()
+
+
+def test_a_model_that_recites_nothing_is_left_alone(learned: tuple[Worker, np.ndarray]) -> None:
+    worker, _ = learned
+    start = Worker(worker.config).flat.numpy()
+    ids = [record.id for record in worker.holding(0).records][:2]
+    after, report = forget(worker, start, ids)
+    assert report.steps == 0 and after.tobytes() == start.tobytes()
+
+
+@pytest.mark.parametrize(("chance", "served"), [(0.2, True), (0.95, False)])
+def test_what_the_base_model_says_by_chance_is_left_alone(
+    learned: tuple[Worker, np.ndarray], monkeypatch: pytest.MonkeyPatch, chance: float, served: bool
+) -> None:
+    worker, vector = learned
+    asked: list[bytes] = []
+
+    def recalls(session: Any, records: Any, assembled: Any, config: Any) -> list[float]:
+        asked.append(assembled.flat.numpy().tobytes())
+        return [chance if asked[-1] != asked[0] and len(asked) == 2 else 0.9 if len(asked) == 1 else 0.0] * len(records)
+
+    monkeypatch.setattr(worker_module, "greedy_recall", recalls)
+    after, report = forget(worker, vector, [worker.holding(0).records[0].id])
+    assert (report.steps > 0) == served and (after.tobytes() != vector.tobytes()) == served
+    assert asked[0] == vector.tobytes() and asked[1] != vector.tobytes(), "the base model is asked for its chance"
+
+
+def test_other_methods_look_at_no_answers(learned: tuple[Worker, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, vector = learned
+    calibrated, worker.config = worker.config, configuration.compose("smoke", ["unlearning=npo"])
+    monkeypatch.setattr(worker_module, "greedy_recall", lambda *given: pytest.fail("an answer was generated"))
+    try:
+        forget(worker, vector, [worker.holding(0).records[0].id])
+    finally:
+        worker.config = calibrated
