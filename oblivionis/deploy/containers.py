@@ -5,10 +5,13 @@ Keys are mounted as secrets, and what a container must not change is mounted rea
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from oblivionis.client.node_policy import POLICY_FILE
 from oblivionis.deploy import hub
@@ -33,8 +36,6 @@ _OF_SERVER = (
 )
 _OF_NODE = ("ca.crt", POLICY_FILE, "start-supernode.sh", "bin", DATA_FOLDER)
 """What of its folder a container reads only."""
-_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,\s.-]+)\])?")
-_EXTRA = re.compile(r"extra == ['\"]([\w.-]+)['\"]")
 
 # `--compile-bytecode`: Flower starts a process per message, and the file system of a container is read-only.
 DOCKERFILE = """\
@@ -148,22 +149,20 @@ def constraints() -> str:
     program is not installed.
     """
     found: dict[str, str] = {}
-    waiting, seen = [(hub.NAME, "")], set[tuple[str, str]]()
+    waiting: list[tuple[str, str]] = [(hub.NAME, "")]
+    seen: set[tuple[str, str]] = set()
     while waiting:
         name, extra = waiting.pop()
         try:
             library = metadata.distribution(name)
         except metadata.PackageNotFoundError:  # of another platform, or an extra that is not installed
             continue
-        found[name] = library.version.split("+")[0]
-        for line in library.requires or ():
-            requirement, condition = _REQUIREMENT.match(line), _EXTRA.search(line)
-            if requirement is None or (condition[1] if condition else extra) not in ("", extra):
-                continue
-            of = re.sub(r"[-_.]+", "-", requirement[1]).lower()
-            wanted = {(of, part.strip()) for part in ["", *(requirement[2] or "").split(",")]}
-            waiting += wanted - seen
-            seen |= wanted
+        found[name] = Version(library.version).public
+        for requirement in map(Requirement, library.requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                wanted = {(canonicalize_name(requirement.name), part) for part in ("", *requirement.extras)}
+                waiting += wanted - seen
+                seen |= wanted
     if found.pop(hub.NAME, None) is None:
         raise OblivionisError(f"{hub.NAME} is not installed: its requirements are known from its installation")
     return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
