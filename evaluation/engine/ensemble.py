@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -66,19 +66,21 @@ class Ensemble(nn.Module):
         return base_model(self.model)
 
 
-def mean_of_log_probs(logits: Sequence[Tensor]) -> Tensor:
+def mean_of_log_probs(logits: Iterable[Tensor]) -> Tensor:
     """Logits of the members' mixture: log of the mean of their probabilities.
 
     Parameters
     ----------
-    logits : sequence of S tensors (n, V)
+    logits : iterable of S tensors (n, V), at least one
+        One is taken after the other, and none is kept.
 
     Returns
     -------
     tensor (n, V), float32
         log (1/S) Σ softmax(logits_k); its exponentials sum to 1.
     """
-    total = logits[0].float().log_softmax(-1)
-    for more in logits[1:]:
-        total = torch.logaddexp(total, more.float().log_softmax(-1))
-    return total - math.log(len(logits))
+    members = iter(logits)
+    total, count = next(members).float().log_softmax(-1), 1
+    for more in members:
+        total, count = torch.logaddexp(total, more.float().log_softmax(-1)), count + 1
+    return total - math.log(count)

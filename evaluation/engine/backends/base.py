@@ -92,7 +92,7 @@ class Backend(ABC):
     def pieces(self, batch: PackedBatch, *, states: bool, layer: int | None) -> tuple[Iterator[Tensor], Tensor | None]:
         """`logits` in consecutive pieces of rows and, where `states`, the states of `logits_and_states`."""
         if not states:
-            return iter([self.logits(batch)]), None
+            return (self.logits(batch) for _ in range(1)), None
         logits, kept = self.logits_and_states(batch, layer)
         return iter([logits]), kept
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from evaluation.engine.decoder_loop import decode_rows
 from evaluation.engine.decoders import Continuations, RowForward
 from evaluation.engine.ensemble import Ensemble, mean_of_log_probs
 from evaluation.engine.packing import Layout, PackedBatch
+
+T = TypeVar("T")
 
 
 class EnsembleBackend(Backend):
@@ -34,12 +38,17 @@ class EnsembleBackend(Backend):
     def logits(self, batch: PackedBatch) -> Tensor:
         return mean_of_log_probs(self._each(lambda member: member.logits(batch)))
 
+    def pieces(self, batch: PackedBatch, *, states: bool, layer: int | None) -> tuple[Iterator[Tensor], Tensor | None]:
+        found = list(self._each(lambda member: member.pieces(batch, states=states, layer=layer)))
+        kept = _mean([kept for _, kept in found if kept is not None]) if states else None
+        return self._mixed([pieces for pieces, _ in found]), kept
+
     def logits_and_states(self, batch: PackedBatch, layer: int | None) -> tuple[Tensor, Tensor]:
-        found = self._each(lambda member: member.logits_and_states(batch, layer))
+        found = list(self._each(lambda member: member.logits_and_states(batch, layer)))
         return mean_of_log_probs([logits for logits, _ in found]), _mean([states for _, states in found])
 
     def layer_states(self, batch: PackedBatch, layer: int) -> Tensor:
-        return _mean(self._each(lambda member: member.layer_states(batch, layer)))
+        return _mean(list(self._each(lambda member: member.layer_states(batch, layer))))
 
     def decode(self, work: Continuations) -> list[list[int]]:
         """The members' caches lie in memory together: so many times fewer rows run at once."""
@@ -47,13 +56,22 @@ class EnsembleBackend(Backend):
         fewer = replace(work, rows=max(1, work.rows // len(forwards)))
         return decode_rows(self._ensemble, fewer, *forwards)
 
-    def _each(self, work: Callable[[Backend], object]) -> list:
+    def _each(self, work: Callable[[Backend], T]) -> Iterator[T]:
         """What `work` gives for each member, with its weights in the model."""
-        found = []
         for number, member in enumerate(self._members):
             self._ensemble.choose(number)
-            found.append(work(member))
-        return found
+            yield work(member)
+
+    def _mixed(self, members: Sequence[Iterator[Tensor]]) -> Iterator[Tensor]:
+        """The logits of the mixture, as many rows at a time as in the members' pieces."""
+
+        def piece(number: int) -> Tensor | None:
+            self._ensemble.choose(number)
+            return next(members[number], None)
+
+        while (first := piece(0)) is not None:
+            others = (more for number in range(1, len(members)) if (more := piece(number)) is not None)
+            yield mean_of_log_probs(chain([first], others))
 
     def _of(self, number: int, forward: RowForward) -> RowForward:
         """The pass of a member, which puts its weights into the model before."""

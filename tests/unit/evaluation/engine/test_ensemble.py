@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,28 @@ def test_likelihoods_are_those_of_the_mixture(ensemble):
         table = log_probs(ensemble.kind, [*s.prompt, *s.answer])
         places = np.arange(len(s.answer)) + len(s.prompt) - 1
         np.testing.assert_allclose(found, -table[places, list(s.answer)].mean(), rtol=2e-5)
+
+
+def test_likelihoods_need_the_logits_of_few_rows_and_members_at_once(ensemble, monkeypatch):
+    """Of however many members and tokens: with a real vocabulary those of some thousand tokens are a gigabyte."""
+    ensemble.hold([vector_of(tiny_models.model(ensemble.kind, seed=seed)) for seed in range(7)])
+    expected = score(ensemble, SEQUENCES).mean_nll
+    alive, most = weakref.WeakSet(), []
+
+    def watched(logits):
+        def each():
+            for one in logits:
+                alive.add(one)
+                most.append((len(alive), one.shape[0]))
+                yield one
+
+        return mean_of_log_probs(each())
+
+    monkeypatch.setattr("evaluation.engine.backends.fused.HEAD_ROWS", 2)
+    monkeypatch.setattr("evaluation.engine.backends.together.mean_of_log_probs", watched)
+    np.testing.assert_allclose(score(ensemble, SEQUENCES).mean_nll, expected, rtol=1e-5)
+    assert most and max(count for count, _ in most) <= 3
+    assert ensemble.kind != "llama" or max(rows for _, rows in most) == 2
 
 
 def test_states_are_the_means_of_the_members(ensemble):
