@@ -207,10 +207,12 @@ class Worker:
     ) -> tuple[np.ndarray, UnlearnReport]:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
-        A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
-        none, or where it needs retain records and none is left. own_references: the client's own records that nobody
-        trains on, where its records are its own. reference: the model of the other clients, for a method that starts
-        from it. With `privacy` the records of both sets are hidden (DP-SGD).
+        A client that gives up more records than it keeps is held to what the received model says of the reference
+        records, too, where the method has a target. A method that learns other answers in their place is given some,
+        drawn by `seed`; ClientError where there are none, or where it needs retain records and none is left.
+        own_references: the client's own records that nobody trains on, where its records are its own. reference: the
+        model of the other clients, for a method that starts from it. With `privacy` the records of both sets are hidden
+        (DP-SGD).
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
         self._check_retain_records(client, retain_set)
@@ -224,6 +226,8 @@ class Worker:
         self._load(vector)
         settings = self._unlearning_settings()
         options = self._unlearning_options(vector, proximal_mu, self._target(forget_set, settings, own_references))
+        if options.target is not None and len(retain_set) < len(forget_set) and method_traits.has_retain_choice(method):
+            retain_set, options = [*retain_set, *self.references(own_references)], replace(options, retain_loss="kl")
         values, model = dict(self.config.unlearning.params), self.assembled.model
         given = (model, self.flat, forget_set, retain_set, method, values, settings)
         if privacy is not None:

@@ -70,3 +70,25 @@ def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.Mon
     record = client.holding(0).records[0].id
     _, report = client.forget(0, client.flat.numpy(), record_ids=[record], tombstones=[], proximal_mu=0.0, seed=1)
     assert given == [Entropy(0.5, -0.125)] and report.first_forget_entropy > 0
+
+
+@pytest.mark.parametrize(("asked", "anchored"), [(3, False), (4, True), (6, True)])
+def test_who_gives_up_more_than_it_keeps_is_held_by_the_references_too(
+    monkeypatch: pytest.MonkeyPatch, asked: int, anchored: bool
+) -> None:
+    """By what the received model says of them, of six records; what a method without a target retains is its own."""
+    given: list[Any] = []
+    original = worker_module.unlearn
+    monkeypatch.setattr(
+        worker_module, "unlearn", lambda *a, **k: (given.append((a[3], k["options"].retain_loss)), original(*a, **k))[1]
+    )
+    client = Worker(configuration.compose("smoke", ["unlearning=calibrated", "unlearning.tolerance=100"]))
+    holding = client.holding(0)
+    assert len(holding.records) == 6
+    ids = [record.id for record in holding.records][:asked]
+    client.forget(0, client.flat.numpy(), record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
+    kept = holding.select(set(ids))
+    assert given == [([*kept, *client.references()], "kl") if anchored else (kept, "nll")]
+    client.config = configuration.compose("smoke", ["unlearning=npo"])
+    client.forget(0, client.flat.numpy(), record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
+    assert given[-1] == (kept, "nll")
