@@ -1,9 +1,12 @@
-"""The meta-evaluation in seconds: two federations of two clients, a round each."""
+"""The meta-evaluation in seconds: two federations of two clients, a round each, of the model with one layer."""
+
+from support.one_layer import one_layer
 
 from benchmarks.meta import results
 from oblivionis.array_files import read_arrays
 
 TINY = [
+    f"base.model.source={one_layer()}",
     "seeds=[0, 1]",
     "intervals.resamples=50",
     "base.data={authors: 3, forget_authors: 1, holdout_authors: 1, reference_authors: 1, questions_per_author: 2}",

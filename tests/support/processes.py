@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 
 PROJECT = Path(__file__).resolve().parents[2]
+SITE = PROJECT / "tests" / "support" / "site"
+"""On the PYTHONPATH of what is to be handed over to a warm process (`forks.py`)."""
 MARK = "OBLIVIONIS_TEST_MARK"
 FORKED = "OBLIVIONIS_TEST_FORKED"
 """In the environment of what `forks.py` forked; whoever handed over to it has the same command line."""

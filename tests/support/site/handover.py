@@ -11,7 +11,9 @@ import sys
 MODULES = ("oblivionis.cli.main",)
 FLOWER = ("flower-superexec", "flower-superlink", "flower-supernode", "flwr", "flwr-serverapp", "flwr-simulation")
 SCRIPTS = (*FLOWER, "oblivionis", "several.py")
-CODE = ("from multiprocessing.forkserver import main", "from oblivionis.deploy.preforked_client_apps import main")
+FORKING = ("from multiprocessing.forkserver import main", "from oblivionis.deploy.preforked_client_apps import main")
+CODE = (*FORKING, "# warm\n")
+"""How the programs of `python -c` begin that are handed over; a test's own says that it is to be."""
 START_S = 120
 
 

@@ -125,7 +125,7 @@ def test_links_out_of_the_documents_lead_to_pages_of_the_site(site: Path) -> Non
     [
         ("[a](gone.md)", "'gone.md'"),
         ("[a](#gone)", "'#gone'"),
-        ("::: oblivionis.gone", "oblivionis.gone could not be found"),
+        ("::: clients.gone", "clients.gone could not be found"),
     ],
 )
 def test_a_broken_link_or_a_missing_name_breaks_the_site(tmp_path: Path, text: str, problem: str) -> None:

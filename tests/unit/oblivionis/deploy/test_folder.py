@@ -15,7 +15,7 @@ import zipfile
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from support.processes import PROJECT, environment, until
+from support.processes import PROJECT, SITE, environment, until
 
 import oblivionis
 from oblivionis.deploy import folder as deploy
@@ -249,7 +249,7 @@ def test_the_bundle_holds_what_the_apps_import_and_nothing_else(tmp_path):
     data = {name for name in names - wanted - others if not name.endswith(".json")}
     assert not data, "records and tables are no part of the program"
     zipfile.ZipFile(bundle).extractall(tmp_path / "unpacked")
-    apps = "import oblivionis.server.app, oblivionis.client.app as app; print(app.__file__)"
-    path = environment(PYTHONPATH=str(tmp_path / "unpacked"))
+    apps = "# warm\nimport oblivionis.server.app, oblivionis.client.app as app; print(app.__file__)"
+    path = environment(PYTHONPATH=os.pathsep.join([str(tmp_path / "unpacked"), str(SITE)]))
     done = subprocess.run([sys.executable, "-c", apps], cwd=tmp_path, env=path, capture_output=True, text=True)
     assert done.stdout.strip() == str(tmp_path / "unpacked" / "oblivionis" / "client" / "app.py"), done.stderr

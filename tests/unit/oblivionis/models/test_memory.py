@@ -12,6 +12,8 @@ import torch
 from rich.console import Console
 from support import tiny_llama
 from support.commands import call
+from support.one_layer import one_layer
+from support.stages import WHOLE_MODEL
 from torch import nn
 from transformers import LlamaConfig, PhiConfig
 
@@ -38,11 +40,13 @@ GB = 10**9
 CPU = Machine(cpus=2, gpus=0, free_ram=20 * GB)
 SEVEN = Machine(cpus=128, gpus=7, free_ram=100 * GB, free_gpu=40 * GB)
 GPUS = Machine(cpus=16, gpus=2, free_ram=100 * GB, free_gpu=40 * GB)
+ONE_LAYER = f"model.source={one_layer()}"
 LORA: dict[str, Any] = {"rank": 8, "alpha": 16.0, "target_modules": tiny_llama.MODULES}
 
 
 def need(*overrides: str, machine: Machine = CPU) -> memory.Estimate:
-    short = ["model.max_length=128", "evaluation.token_budget=64"]
+    """Of the embedded model with one layer, unless it is said."""
+    short = ["model.max_length=128", "evaluation.token_budget=64", ONE_LAYER]
     return memory.estimate(configuration.compose("smoke", [*short, *overrides]), machine)
 
 
@@ -66,7 +70,7 @@ def folder_of(config: Any, path: Path) -> Path:
 @pytest.mark.parametrize("mode", ["lora", "full"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
-    overrides = [f"model.mode={mode}", f"model.dtype={dtype}"]
+    overrides = [WHOLE_MODEL, f"model.mode={mode}", f"model.dtype={dtype}"]
     found = need(*overrides)
     assembled = assemble(configuration.compose("smoke", overrides).model, 0)
     parameters = list(assembled.model.parameters())
@@ -91,7 +95,7 @@ def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
     ],
 )
 def test_sizes_of_every_kind_of_adapter_are_those_of_the_loaded_model(kind: list[str]) -> None:
-    found = need(*kind)
+    found = need(WHOLE_MODEL, *kind)
     assembled = assemble(configuration.compose("smoke", kind).model, 0)
     assert found.trainable == assembled.flat.size
     frozen = [p for p in assembled.model.parameters() if not p.requires_grad]
@@ -117,10 +121,10 @@ def test_quantised_sizes_are_bitsandbytes_own(quantization: str, double: bool) -
             tensors = [] if part is None else [part.absmax, part.code]
             size += sum(t.numel() * t.element_size() for t in tensors)
         size += 4 if getattr(state, "offset", None) is not None else 0
-    overrides = [f"model.quantization={quantization}", f"model.double_quantization={str(double).lower()}"]
+    overrides = [WHOLE_MODEL, f"model.quantization={quantization}", f"model.double_quantization={str(double).lower()}"]
     found = need(*overrides, "model.dtype=bfloat16")
     assert dict(found.client.parts)["base weights"] == size
-    assert found.parameters == need().parameters
+    assert found.parameters == need(WHOLE_MODEL).parameters
 
 
 def test_a_tied_weight_counts_once(tmp_path: Path) -> None:
@@ -231,14 +235,15 @@ def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: p
     def activations(*overrides: str) -> int:
         return dict(need("training.batch_size=8", *overrides, machine=machine).client.parts)["activations of an update"]
 
+    all_layers = activations(WHOLE_MODEL)
+    sixteen = activations(WHOLE_MODEL, "training.batch_size=16")
+    assert sixteen == pytest.approx(2 * all_layers, rel=0.2)
+    assert activations(WHOLE_MODEL, "unlearning.batch_size=16") == sixteen
+    assert activations(WHOLE_MODEL, "training.gradient_checkpointing=true") < 0.8 * all_layers
     one = activations()
-    sixteen = activations("training.batch_size=16")
-    assert sixteen == pytest.approx(2 * one, rel=0.2)
     assert activations("model.max_length=256") > 1.3 * one
-    assert activations("training.gradient_checkpointing=true") < 0.8 * one
     assert activations("model.lora.dropout=0.1") > one
     assert activations("unlearning.entropy.forget=0.1") >= one
-    assert activations("unlearning.batch_size=16") == sixteen
     eager = activations("model.attn_implementation=eager")
     assert eager == one if machine is CPU else eager > one, "on a CPU a Llama has its own attention"
     two = activations("training.batch_size=2")
@@ -250,7 +255,8 @@ def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: p
 
 
 def test_batches_are_made_of_the_longest_records_that_there_are() -> None:
-    config = configuration.compose("smoke", ["training.batch_size=2", "stages=[finetune]", "model.max_length=128"])
+    settings = ["training.batch_size=2", "stages=[finetune]", "model.max_length=128", ONE_LAYER]
+    config = configuration.compose("smoke", settings)
 
     def parts(trained: tuple[Size, ...], scored: tuple[Size, ...], answers: int) -> tuple[int, int]:
         found = memory.estimate(config, CPU, Lengths(trained, scored, answers, 1))
@@ -416,19 +422,19 @@ def test_too_little_memory_is_a_warning_and_in_a_strict_run_an_error(monkeypatch
     small = dataclasses.replace(CPU, free_ram=GB)
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: small))
     console = Console(record=True, width=400, file=open("/dev/null", "w"))  # noqa: SIM115
-    preflight(configuration.compose("smoke"), console)
+    preflight(configuration.compose("smoke", [ONE_LAYER]), console)
     text = console.export_text()
     assert text.startswith("memory: at most ") and "of 1 GB free RAM (server" in text
     assert "warning: the memory may not do (RAM: up to " in text and "training.gradient_checkpointing=true" in text
     with pytest.raises(ResourceError, match=r"strict: the memory may not do .*model\.quantization=nf4"):
-        preflight(configuration.compose("smoke", ["strict=true"]), console)
+        preflight(configuration.compose("smoke", [ONE_LAYER, "strict=true"]), console)
 
 
 def test_a_strict_run_that_does_not_fit_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: dataclasses.replace(CPU, free_ram=GB)))
-    result = call("simulate", "smoke", f"output={tmp_path / 'runs'}", "strict=true")
+    result = call("simulate", "smoke", ONE_LAYER, f"output={tmp_path / 'runs'}", "strict=true")
     assert result.code == 2 and "strict: the memory may not do" in result.err and "Traceback" not in result.err
     assert not (tmp_path / "runs").exists()
 
@@ -440,7 +446,7 @@ def test_a_model_without_weights_can_be_told(tmp_path: Path) -> None:
 
 
 def test_model_info_prints_the_parts() -> None:
-    result = call("model", "info", "model.quantization=nf4")
+    result = call("model", "info", ONE_LAYER, "model.quantization=nf4")
     assert result.code == 0
     for text in ("nf4, double quantisation", "activations of an update", "evaluation", "a simulation here: at most"):
         assert text in result.out
@@ -462,7 +468,7 @@ def test_what_the_server_holds_of_shards_is_counted(merge: str) -> None:
     of_shards = (*IN_SHARDS, "evaluation.token_budget=4096", f"federation.shard_merge={merge}")
     one, found = known(*of_shards[1:-1]), need(*of_shards)
     assert found.trainable == one.trainable and found.client == one.client
-    config = configuration.compose("smoke", list(of_shards))
+    config = configuration.compose("smoke", [ONE_LAYER, *of_shards])
     served = sum(p.numel() for p in assemble_served(config).model.parameters() if p.requires_grad)
     assert served == {"mean": 1, "stack": SHARDS, "ensemble": 1}[merge] * one.trainable
     before, after = dict(one.server.parts), dict(found.server.parts)

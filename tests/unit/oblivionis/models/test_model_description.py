@@ -23,8 +23,10 @@ from oblivionis.config.schema import LLAMA_MODULES
 from oblivionis.data.tokenize import PromptTemplate
 from oblivionis.models import embedded_model, loading, lora
 from oblivionis.models.fingerprint import fingerprint
+from oblivionis.models.memory import Estimate
 from oblivionis.models.model_description import ANSWER, QUESTION, Example, example_of, facts_of
 from oblivionis.reports.record_example import print_example
+from oblivionis.server import preflight
 
 THINKS = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' %}"
@@ -47,6 +49,19 @@ def shown(example: Example, width: int = 80) -> str:
     return out.getvalue()
 
 
+@pytest.fixture
+def told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All commands of a test ask for the memory of the same model: it is estimated for the first one."""
+    plain, known = preflight.estimated, list[Estimate | str]()
+
+    def estimated(*given: Any) -> Estimate | str:
+        if not known:
+            known.append(plain(*given))
+        return known[0]
+
+    monkeypatch.setattr(preflight, "estimated", estimated)
+
+
 def test_facts_are_those_of_the_loaded_model() -> None:
     config = compose("default").model
     found = facts_of(config, fingerprint(embedded_model.folder()))
@@ -61,6 +76,7 @@ def test_facts_are_those_of_the_loaded_model() -> None:
     assert json.loads(json.dumps(dataclasses.asdict(found)))["example"]["kind"] == "qa"
 
 
+@pytest.mark.usefixtures("told_once")
 @pytest.mark.parametrize(
     ("kind", "overrides", "expected"),
     [

@@ -67,7 +67,7 @@ def _reader(folder, ready, leave):
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="what a process shares is read as Linux tells")
 def test_two_processes_hold_the_weights_once(folder):
     """A process's own memory, without what is shared, has none of the weights."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     leave = context.Event()
     readies = [context.Event() for _ in range(2)]
     readers = [context.Process(target=_reader, args=(str(folder), ready, leave)) for ready in readies]

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.processes import environment
 
-PROGRAM = """
+PROGRAM = """# warm
 import sys
 from oblivionis.server.simulation import Stop, silent_losses
 
