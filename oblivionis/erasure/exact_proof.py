@@ -110,9 +110,10 @@ def keep_proof(run: RunDirectory, proof: Proof) -> None:
 
 def exchanges(run: RunDirectory) -> list[dict[str, Any]]:
     """The lines of a run's ledger about the models before and after the exchanges that served requests which still
-    are."""
+    are; of an exchange that was made again after a resume the last one."""
     served = {request.id: request.served_round for request in Ledger(run.ledger_path)}
-    return [e for e in run.lines("applied") if e.get("round") == served.get(str(e.get("id")))]
+    lines = {str(e.get("id")): e for e in run.lines("applied") if e.get("round") == served.get(str(e.get("id")))}
+    return list(lines.values())
 
 
 def newest_exchange(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

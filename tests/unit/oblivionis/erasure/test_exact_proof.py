@@ -1,10 +1,11 @@
 """What the rounds of a run show of a request that was erased exactly."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from oblivionis.erasure.exact_proof import FILE, Proof, read_proof
+from oblivionis.erasure.exact_proof import FILE, Proof, exchanges, read_proof
 from oblivionis.erasure.request import SERVED, Request
 from oblivionis.errors import FileError
 from oblivionis.runs.directory import RunDirectory
@@ -100,3 +101,14 @@ def test_a_client_that_is_no_number_is_a_damaged_file(tmp_path, client):
     (run.path / FILE).write_text(json.dumps({"machine": MACHINE, "rounds": [row]}))
     with pytest.raises(FileError, match=rf"{FILE}: .*rounds\[0\]\.hashes"):
         read_proof(run)
+
+
+def test_an_exchange_that_was_made_again_after_a_resume_counts_once(tmp_path, monkeypatch):
+    """And one of a round whose service was undone not at all."""
+    served = [SimpleNamespace(id="a", served_round=3), SimpleNamespace(id="b", served_round=2)]
+    monkeypatch.setattr("oblivionis.erasure.exact_proof.Ledger", lambda path: served)
+    applied = [("b", 2, "x"), ("a", 2, "y"), ("a", 3, "cut off"), ("a", 3, "made again")]
+    lines = [{"event": "applied", "id": i, "round": r, "after": after} for i, r, after in applied]
+    monkeypatch.setattr(RunDirectory, "lines", lambda self, *events: lines)
+    found = [(line["id"], line["after"]) for line in exchanges(RunDirectory(tmp_path))]
+    assert found == [("b", "x"), ("a", "made again")]
