@@ -75,11 +75,11 @@ class Stopping:
             self._children |= {child.pid: child for child in psutil.Process().children(recursive=True)}
 
     def _end_children(self) -> None:
-        """All but `multiprocessing.resource_tracker`, which removes what the others leave and ends after them."""
+        """All but the one that removes the others' locks from the system, and ends after them by itself."""
         self._remember()
         for child in self._children.values():
             with contextlib.suppress(Exception):
-                if not any("resource_tracker" in part for part in child.cmdline()):
+                if not _removes_locks(child):
                     child.kill()
 
     def finish(self, code: int) -> None:
@@ -100,6 +100,14 @@ class Stopping:
                 with contextlib.suppress(Exception):
                     stream.flush()
             os._exit(code or _CODE)
+
+
+def _removes_locks(child: psutil.Process) -> bool:
+    """Whether a process is Python's own `multiprocessing.resource_tracker`; not where that cannot be told."""
+    try:
+        return any(part.startswith("from multiprocessing.resource_tracker import main") for part in child.cmdline())
+    except psutil.Error:
+        return False
 
 
 @contextmanager

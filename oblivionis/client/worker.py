@@ -230,9 +230,10 @@ class Worker:
             retain_set, options = [*retain_set, *self.references(own_references)], replace(options, retain_loss="kl")
         values, model = dict(self.config.unlearning.params), self.assembled.model
         given = (model, self.flat, forget_set, retain_set, method, values, settings)
-        if privacy is not None:
-            return self._with(unlearn_privately(*given, privacy, seed=seed, options=options))
-        report = unlearn(*given, seed=seed, options=options, alternatives=alternatives)
+        if privacy is None:
+            report = unlearn(*given, seed=seed, options=options, alternatives=alternatives)
+        else:
+            report = unlearn_privately(*given, privacy, seed=seed, options=options)
         if options.target is not None and method_traits.ends_recitation(method):
             for look in range(1, LOOKS + 1):
                 if not (recited := self._recited_beyond_chance(client, record_ids)):
@@ -242,10 +243,6 @@ class Worker:
                 report = report.then(later)
                 if not later.steps:
                     break
-        return self._with(report)
-
-    def _with(self, report: UnlearnReport) -> tuple[np.ndarray, UnlearnReport]:
-        """The parameters as they are now, with a report."""
         return self.flat.numpy(), report
 
     def _recited_beyond_chance(self, client: int, record_ids: Collection[str]) -> list[int]:

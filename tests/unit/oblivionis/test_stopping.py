@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 from support.processes import environment
 
@@ -48,6 +49,16 @@ class Late:
         time.sleep(0.2)
         lock = None
 sys.stdout = Late()  # the last thing that is done before the process ends
+stopping = Stopping()
+stopping.ask()
+stopping.finish(130)
+"""
+CHILD = """
+import subprocess, sys
+from oblivionis.cli.interrupts import Stopping
+child = subprocess.Popen([sys.executable, sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
 stopping = Stopping()
 stopping.ask()
 stopping.finish(130)
@@ -107,6 +118,16 @@ def test_locks_that_are_given_up_while_the_children_are_ended():
     command = [sys.executable, "-c", TRACKED]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and not done.stderr, done.stderr
+
+
+def test_a_child_is_ended_whatever_its_command_names(tmp_path):
+    """Not taken for what removes locks because a path of it says so."""
+    script = tmp_path / "multiprocessing.resource_tracker.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n", encoding="utf-8")
+    command = [sys.executable, "-c", CHILD, str(script)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and not done.stderr, done.stderr
+    assert not psutil.pid_exists(int(done.stdout)) or psutil.Process(int(done.stdout)).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_signal_for_less_than_the_command_may_be_heard_of_late():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from clients.unlearning_report import UnlearnReport
 from evaluation.metrics.rouge import rouge_l
 from oblivionis.client import worker as worker_module
 from oblivionis.client.worker import Worker
@@ -53,6 +55,15 @@ def test_what_is_recited_is_served_until_it_is_not(learned: tuple[Worker, np.nda
     recalls = generated(worker, after)
     assert report.steps > 0 and max(recalls[:2]) <= LIMIT and np.mean(recalls[2:]) > 0.8
     assert report.num_examples == 2 and np.isfinite([report.first_gap, report.last_gap]).all()
+
+
+def test_the_report_is_of_all_updates() -> None:
+    """By hand: from the first unlearning to the last; one without an update adds its seconds alone."""
+    first = UnlearnReport(2, 4, True, 6, 5.0, 4.0, 0.1, 1.0, 2.0, 2.5, False, 3.0, 0.9, 0.2)
+    second = UnlearnReport(2, 4, True, 3, 3.0, 2.0, 1.1, 1.2, 2.6, 2.7, False, 1.5, 0.21, 0.1)
+    assert first.then(second) == UnlearnReport(2, 4, True, 9, 5.0, 2.0, 0.1, 1.2, 2.0, 2.7, False, 4.5, 0.9, 0.1)
+    idle = replace(second, steps=0)
+    assert first.then(idle) == replace(first, seconds=4.5) and idle.then(first) == replace(first, seconds=4.5)
 
 
 def test_a_model_that_recites_nothing_is_left_alone(learned: tuple[Worker, np.ndarray]) -> None:
