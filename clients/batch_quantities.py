@@ -62,6 +62,8 @@ class References(NamedTuple):
         Log-likelihood under the model as received of each forget answer and of each alternative answer, nats.
     retain_nll : tensor (B,)
         Mean negative log-likelihood of each retain record under the model as received, nats per token.
+    forget_rows, retain_rows : sequence of B AnswerRows
+        What predicts the answer tokens of each record in the model as received.
     forget_target_nll : tensor (B,)
         Up to which the forget records are forgotten, nats per token.
     forget_target_lowered : sequence of B tensors (L_i,)
@@ -75,6 +77,8 @@ class References(NamedTuple):
     forget_log_p: Tensor | None = None
     alternative_log_p: Tensor | None = None
     retain_nll: Tensor | None = None
+    forget_rows: Sequence[AnswerRows] | None = None
+    retain_rows: Sequence[AnswerRows] | None = None
     forget_target_nll: Tensor | None = None
     forget_target_lowered: Sequence[Tensor] | None = None
     forget_target_rows: Sequence[AnswerRows] | None = None
@@ -340,9 +344,9 @@ class BatchQuantities:
 
     def _reference(self, name: str) -> AnswerRows:
         """The predictions of the reference model of the divergence `name`."""
-        if name == "forget_target_kl" and (known := self._references.forget_target_rows) is not None:
+        if (known := self._known(name)) is not None:
             rows = AnswerRows(torch.cat([one.values for one in known]), known[0].head)
-            return rows.scaled(self._around.sharpness)
+            return rows.scaled(self._around.sharpness) if name == "forget_target_kl" else rows
         batch = packed_batch(self.model, self._records(name))
         if name == "forget_teacher_kl":
             if self._around.teacher is None:
@@ -356,6 +360,14 @@ class BatchQuantities:
                 return answer_rows(self.model, batch).scaled(self._around.sharpness)
         with self._received().in_place():
             return answer_rows(self.model, batch)
+
+    def _known(self, name: str) -> Sequence[AnswerRows] | None:
+        """The predictions of the reference model of the divergence `name`, record by record, if they were given."""
+        if name == "forget_target_kl":
+            return self._references.forget_target_rows
+        if name not in NEEDS_RECEIVED:
+            return None
+        return self._references.forget_rows if name.startswith("forget") else self._references.retain_rows
 
     @cached_property
     def _states(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

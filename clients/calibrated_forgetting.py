@@ -267,7 +267,7 @@ class Estimator:
         own = self.kept_own
         tokens = own.pop(records) if records in own else self._of_base(records, present)
         own[records] = tokens
-        while own and sum(map(self._bytes, own.values())) > KEPT_BYTES:
+        while own and sum(kept.bytes_beside(self._model) for kept in own.values()) > KEPT_BYTES:
             own.popitem(last=False)
         return tokens
 
@@ -290,14 +290,7 @@ class Estimator:
 
     def _keeps(self, tokens: Tokens) -> bool:
         """Whether predictions are small enough to be kept."""
-        return self._bytes(tokens) <= KEPT_BYTES
-
-    def _bytes(self, tokens: Tokens) -> int:
-        """Memory of predictions, with the head where that is not the model's own."""
-        values, head = tokens.rows.values, tokens.rows.head
-        base: Any = base_model(self._model)
-        known = base.get_output_embeddings().weight.data_ptr()
-        return values.nbytes + (0 if head is None or head.data_ptr() == known else head.nbytes)
+        return tokens.bytes_beside(self._model) <= KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +327,13 @@ class Tokens:
             labels.append(batch.labels)
         rows = AnswerRows(torch.cat([part.values for part in predictions]), predictions[0].head)
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
+
+    def bytes_beside(self, model: nn.Module) -> int:
+        """Memory of the predictions, with the head where that is not the model's own."""
+        values, head = self.rows.values, self.rows.head
+        base: Any = base_model(model)
+        known = base.get_output_embeddings().weight.data_ptr()
+        return values.nbytes + (0 if head is None or head.data_ptr() == known else head.nbytes)
 
     def each(self) -> tuple[AnswerRows, ...]:
         """The predictions of each record."""
@@ -372,6 +372,32 @@ class Tokens:
             assert statistics.entropy is not None
             self.known[sharpness] = statistics.log_p, statistics.entropy.mean().item()
         return self.known[sharpness]
+
+
+@torch.no_grad()
+def kept_predictions(
+    model: nn.Module, records: Sequence[TokenSequence], batch_size: int
+) -> tuple[AnswerRows, ...] | None:
+    """What predicts each record's answer tokens under the model as it is, in evaluation mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+    records : sequence of n TokenSequence
+    batch_size : int
+
+    Returns
+    -------
+    tuple of n AnswerRows, or None where they take more than `KEPT_BYTES`
+    """
+    if not records:
+        return ()
+    with evaluation_mode(model):
+        first = Tokens.of(model, records[:1], 1)
+        ratio = sum(len(record.answer) for record in records) / len(records[0].answer)
+        if first.bytes_beside(model) + (ratio - 1) * first.rows.values.nbytes > KEPT_BYTES:
+            return None
+        return Tokens.of(model, records, batch_size).each()
 
 
 def batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:

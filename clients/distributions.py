@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from evaluation.engine.forward import AnswerRows
 
 ROWS = 128
-LOGITS = 1 << 20
+LOGITS = 1 << 24
 
 
 class TokenStatistics(NamedTuple):

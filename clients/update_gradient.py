@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from clients.batch_quantities import (
     expanded,
     log_likelihoods,
 )
-from clients.calibrated_forgetting import Target
+from clients.calibrated_forgetting import Target, kept_predictions
 from clients.entropy import Entropy
 from clients.flat_parameters import FlatParameters
 from clients.gradient_rectification import Rectifier
@@ -27,6 +27,7 @@ from clients.optimisation import Updater
 from clients.reference_models import Received, incompetent_teacher
 from clients.unlearning_options import UnlearnOptions
 from clients.update_plan import PlannedUpdate, UpdateKind, UpdatePlan
+from evaluation.engine.forward import AnswerRows
 from evaluation.engine.sequences import TokenSequence
 
 
@@ -89,27 +90,36 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReceivedLikelihoods:
-    """Likelihoods of the records under the model as received, by their index; None: not requested, NaN: not needed.
+class _ReceivedPredictions:
+    """What the model as received says of the records, by their index; None: not requested, NaN: not needed.
 
     forget (n,): log-likelihoods; alternatives: those of each record's alternatives; retain (m,): mean negative ones.
+    forget_rows, retain_rows: what predicts each record's answer tokens; None where it would take too much memory, too.
     """
 
-    forget: Tensor | None
-    alternatives: tuple[Tensor, ...] | None
-    retain: Tensor | None
+    forget: Tensor | None = None
+    alternatives: tuple[Tensor, ...] | None = None
+    retain: Tensor | None = None
+    forget_rows: Sequence[AnswerRows] | None = None
+    retain_rows: Mapping[int, AnswerRows] | None = None
 
     @classmethod
     def of(
         cls,
         model: nn.Module,
         records: Records,
-        names: Collection[str],
+        names: frozenset[str],
         updates: Sequence[PlannedUpdate],
         batch_size: int,
-    ) -> _ReceivedLikelihoods:
+    ) -> _ReceivedPredictions:
         """Compute with `model`, still the one received, what the quantities `names` of the updates need."""
-        forget = alternatives = retain = None
+        forget = alternatives = retain = forget_rows = retain_rows = None
+        drawn = sorted({i for update in updates if update.kind.retain for i in update.retain})
+        if not names.isdisjoint(("forget_reference_kl", "forget_adjusted_kl")):
+            forget_rows = kept_predictions(model, records.forget, batch_size)
+        if "retain_reference_kl" in names:
+            kept = kept_predictions(model, [records.retain[i] for i in drawn], batch_size)
+            retain_rows = None if kept is None else dict(zip(drawn, kept, strict=True))
         if "forget_reference_log_p" in names:
             forget = log_likelihoods(model, records.forget, batch_size)
         if "alternative_reference_log_p" in names:
@@ -118,12 +128,11 @@ class _ReceivedLikelihoods:
             values = log_likelihoods(model, [answer for group in given for answer in group], batch_size)
             alternatives = values.split([len(group) for group in given])
         if "retain_reference_nll" in names:
-            drawn = sorted({i for update in updates if update.kind.retain for i in update.retain})
             values = log_likelihoods(model, [records.retain[i] for i in drawn], batch_size)
             lengths = values.new_tensor([len(records.retain[i].answer) for i in drawn])
             retain = values.new_full((len(records.retain),), math.nan)
             retain[drawn] = -values / lengths
-        return cls(forget, alternatives, retain)
+        return cls(forget, alternatives, retain, forget_rows, retain_rows)
 
     def references(self, forget: Sequence[int], alternatives: Sequence[int], retain: Sequence[int]) -> References:
         """References of these forget records, of which of their alternatives, and of these retain records."""
@@ -134,6 +143,8 @@ class _ReceivedLikelihoods:
             None if self.forget is None else self.forget[forget],
             replaced,
             None if self.retain is None else self.retain[retain],
+            None if self.forget_rows is None else [self.forget_rows[i] for i in forget],
+            None if self.retain_rows is None else [self.retain_rows[i] for i in retain],
         )
 
 
@@ -160,7 +171,7 @@ class UpdateGradient:
     batch_size: int
     entropy: Entropy
     around: ReferenceModels
-    received: _ReceivedLikelihoods
+    received: _ReceivedPredictions
     target: Target | None
 
     @classmethod
@@ -206,7 +217,7 @@ class UpdateGradient:
             base=None if target is None else Received(model, flat, target.base),
             sharpness=1.0 if target is None else target.sharpness,
         )
-        received = _ReceivedLikelihoods.of(model, records, wanted, updates, batch_size)
+        received = _ReceivedPredictions.of(model, records, wanted, updates, batch_size)
         return cls(model, records, plan.loss, batch_size, options.entropy, around, received, target)
 
     def add(

@@ -110,6 +110,22 @@ def unicode_tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
     return tuple(_stem(word) if word.isascii() else word for word in found) if stemmed else found
 
 
+def new_words(text: str, question: str) -> tuple[str, ...]:
+    """Words of a text that its question does not have: what an answer says beyond repeating the question.
+
+    Parameters
+    ----------
+    text, question : str
+
+    Returns
+    -------
+    tuple of str
+        In order, as `words` has them; words with the stem of one of the question are left out.
+    """
+    asked = frozenset(unicode_tokens(question))
+    return tuple(word for word in words(text) if (_stem(word) if word.isascii() else word) not in asked)
+
+
 class Characters(dict[bytes, str]):
     """Dictionary from words to the characters that stand for their stems (or themselves), assigned as words come."""
 

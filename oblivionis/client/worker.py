@@ -25,7 +25,6 @@ from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.models import evaluation_mode
 from evaluation.engine.sequences import TokenSequence
-from evaluation.metrics.word_matching import words
 from oblivionis import seeds
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
@@ -35,6 +34,7 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.data.twins import with_twins
 from oblivionis.erasure.node_record_files import NodeRecords
+from oblivionis.erasure.verification_evidence import measurable_words
 from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import ClientError
 from oblivionis.measures.recitation import greedy_recall, new_session
@@ -251,7 +251,7 @@ class Worker:
         wanted, thresholds = set(record_ids), Thresholds.of(self.config.unlearning.requests)
         records = [r for r in self.holding(client).records if r.id in wanted]
         recalls = self._greedy_recall(records)
-        recited = [i for i, r in enumerate(records) if thresholds.is_recited(len(words(r.answer)), recalls[i])]
+        recited = [i for i, r in enumerate(records) if thresholds.is_recited(measurable_words(r), recalls[i])]
         if not recited or self._start is None:
             return recited
         present = self.flat.numpy()

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from evaluation.metrics.rouge import new_words
+from oblivionis.data.records import Record
+
 RETRAINED: Final = "the retrained model"
 ESTIMATED: Final = "a model that never saw it, by the estimate of calibrated forgetting"
 WRONG_ANSWERS: Final = "wrong answers to its question"
 """With what the likelihood of an answer is compared."""
+
+
+def measurable_words(record: Record) -> int:
+    """How many words of a record's answer can be recited: those that its question lacks (`rouge.new_words`)."""
+    return len(new_words(record.answer, record.question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class Exchange:
     Attributes
     ----------
     before, after : float in [0, 1]
-        ROUGE-L recall of the greedy answer, in any script.
+        Recall of the greedy answer.
     known : float in [0, 1]
         Likelihood of the answer before.
     left : Likelihood
@@ -53,12 +61,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvidence:
-    """What was measured of one record; recalls are ROUGE-L of greedy answers, in any script, in [0, 1].
+    """What was measured of one record.
+
+    Recalls are those of greedy answers, in [0, 1]: ROUGE-L in any script, by the words that the question lacks.
 
     Attributes
     ----------
     units : int
-        Measurable words of the answer (graphemes in scripts without spaces).
+        `measurable_words` (graphemes in scripts without spaces).
     final : float
         Recall of the final model.
     before : float or None

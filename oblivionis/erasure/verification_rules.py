@@ -1,10 +1,11 @@
 """Whether a served request is forgotten: the thresholds, the rules, and the outcomes.
 
 A request is `verified` only where every record was shown to be forgotten, and by an exchange: the model that an
-exchange began with recited it, the one that it ended with does not, and neither does the final model; and neither of
-these two finds the answer far likelier than a model would that never saw it. What training does before or after an
-exchange is no unlearning. What recitation cannot show is said to be so. It is `erased exactly` where all rounds that
-its records had gone into were held again without them (`oblivionis.erasure.exact_proof`): that takes no measurement.
+exchange began with knew it, the one that it ended with does not, and neither does the final model. A model knows what
+it recites, and an answer that it finds more than `FACTOR` times as likely as a model would that never saw it. What
+training does before or after an exchange is no unlearning. What neither can show is said to be so. It is `erased
+exactly` where all rounds that its records had gone into were held again without them
+(`oblivionis.erasure.exact_proof`): that takes no measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -42,14 +43,14 @@ DONE: Final = (VERIFIED, ERASED)
 OUTCOMES: Final = (*DONE, NOT_VERIFIED, OVER_UNLEARNED, NOT_TESTABLE, INCONCLUSIVE)
 
 MEANING: Final[Mapping[str, str]] = {
-    VERIFIED: "its exchange ended the recitation of its records, and nothing brought it back",
+    VERIFIED: "its exchange made the model forget its records, and nothing brought them back",
     ERASED: "the rounds that its records had gone into were held again without them, so that the model never had "
     "that client's records",
     NOT_VERIFIED: "the final model still knows them",
     OVER_UNLEARNED: "the final model avoids their answers, which it would not had it never seen them: who compares "
     "the two can tell that they were there",
-    NOT_TESTABLE: "recitation says nothing of them: the model did not recite them before either, they are too short, "
-    "or a model that never saw them says as much",
+    NOT_TESTABLE: "nothing shows that they were known: the model did not recite them before either, they are "
+    "too short, or a model that never saw them says as much; nor were their answers far likelier than they are to it",
     INCONCLUSIVE: "what was measured does not suffice to tell",
 }
 
@@ -67,6 +68,7 @@ RIGHT_AFTER: Final = "it was still recited right after its exchange: what it los
 NOT_ASKED: Final = "no model was asked for it right before and after its exchange"
 FADED: Final = "no exchange began with a model that knew it and ended with one that did not"
 ENDED: Final = "an exchange ended its recitation, or what made its answer far likelier"
+NO_RECITATION: Final = "recited before its exchange, not after it, and not in the final model"
 LEFT_LIKELY: Final = "right after the exchange the answers were far likelier than in the retrained model"
 _AFTER_ITS = "right after its exchange"
 
@@ -151,7 +153,14 @@ class Thresholds:
         return self._judge_counts(evidence) if isinstance(evidence, RequestCounts) else self._judge_records(evidence)
 
     def judge_record(self, evidence: RecordEvidence) -> Finding:
-        """Judge one record, as if it were alone in its request."""
+        """Judge one record, as if it were alone in its request; by its likelihood where recitation cannot tell."""
+        outcome, why = self._judge_recitation(evidence)
+        if outcome in (NOT_TESTABLE, INCONCLUSIVE) and (lowered := _made_unlikely(evidence)):
+            return VERIFIED, lowered
+        return outcome, why
+
+    def _judge_recitation(self, evidence: RecordEvidence) -> Finding:
+        """Judge one record by what is recited of it, and by whether its answer is still far likelier."""
         last = evidence.last.after if evidence.last else None
         for recall, why in ((evidence.final, IN_FINAL), (last, RIGHT_AFTER)):
             if recall is not None and self.is_recited(evidence.units, recall):
@@ -170,7 +179,7 @@ class Thresholds:
             return INCONCLUSIVE, NOT_ASKED
         if not self._ended(evidence.exchanges):
             return INCONCLUSIVE, FADED
-        return VERIFIED, "recited before its exchange, not after it, and not in the final model"
+        return VERIFIED, NO_RECITATION
 
     def judge_exchanges(self, evidence: RequestRecords | ExchangeCounts) -> Finding:
         """Judge what the exchanges alone did to a request's records, whatever the final model knows.
@@ -204,10 +213,10 @@ class Thresholds:
         return INCONCLUSIVE, _most_frequent_reason(found)
 
     def is_done(self, exchanges: Sequence[Exchange]) -> bool:
-        """Whether the exchanges so far ended the recitation of a record, and the last one left its answer neither
+        """Whether the exchanges so far made the model forget a record, and the last one left its answer neither
         recited nor far likelier than it should be."""
         return (
-            self._ended(exchanges)
+            (self._ended(exchanges) or any(map(_lowers, exchanges)))
             and exchanges[-1].after <= self.max_recall
             and not far_likelier(exchanges[-1].left, exchanges[0].known)
         )
@@ -287,7 +296,7 @@ class Thresholds:
         """The finding of a request none of whose records is recited, by how many records have which finding."""
         counts = Counter(outcome for outcome, _ in reasons.elements())
         if counts[VERIFIED] == records:
-            return VERIFIED, _all_gone(records)
+            return VERIFIED, _all_forgotten(reasons)
         reason = _most_frequent_reason(reasons)
         if counts[NOT_TESTABLE] == records:
             return NOT_TESTABLE, reason if records == 1 else f"of {records} records, mostly: {reason}"
@@ -334,11 +343,8 @@ class Thresholds:
         retrained_says_as_much = oracle is not None and last.after <= oracle
         recited = self.is_recited(evidence.units, last.after) and not retrained_says_as_much
         likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
-        lowered = any(
-            far_likelier(replace(exchange.left, prob=exchange.known), known) and not far_likelier(exchange.left, known)
-            for exchange in evidence.exchanges
-        )
-        return _of_exchange(recited, likely, ended=lowered or self._ended(evidence.exchanges))
+        ended = self._ended(evidence.exchanges) or any(map(_lowers, evidence.exchanges))
+        return _of_exchange(recited, likely, ended=ended)
 
 
 def far_likelier(now: Likelihood | None, known: float | None) -> bool:
@@ -358,6 +364,29 @@ def far_likelier(now: Likelihood | None, known: float | None) -> bool:
     if now is None or now.reference is None or known is None:
         return False
     return now.prob > FACTOR * now.reference and now.prob > math.sqrt(now.reference * known)
+
+
+def _lowers(exchange: Exchange) -> bool:
+    """Whether an exchange began with a model that finds an answer more than `FACTOR` times as likely as a model would
+    that never saw it, and ended with one that does not."""
+    reference = exchange.left.reference
+    return reference is not None and _is_near(exchange.left) and exchange.known > FACTOR * reference
+
+
+def _is_near(now: Likelihood | None) -> bool:
+    """Whether an answer is at most `FACTOR` times as likely as to a model that never saw it, where that is known: of
+    wrong answers nobody knows how much less likely than the true one they would be to it."""
+    if now is None or now.reference is None or now.compared_with == WRONG_ANSWERS:
+        return False
+    return now.prob <= FACTOR * now.reference
+
+
+def _made_unlikely(evidence: RecordEvidence) -> str:
+    """That an exchange made a record's answer as unlikely as it should be, and it still is, in words; else empty."""
+    now = evidence.likelihood
+    if now is None or not (_is_near(now) and _is_near(evidence.left) and any(map(_lowers, evidence.exchanges))):
+        return ""
+    return f"far likelier than in {now.compared_with} before its exchange, not after it, and not in the final model"
 
 
 def of_twins(count: int) -> str:
@@ -448,6 +477,19 @@ def _most_frequent_reason(reasons: Counter[Finding]) -> str:
 
 def _left_recited(recited: float, records: int) -> str:
     return f"right after the exchange {_share(recited, records)} {'was' if records == 1 else 'were'} still recited"
+
+
+def _all_forgotten(reasons: Counter[Finding]) -> str:
+    """That all records of a request are verified, and by what."""
+    records, recited = reasons.total(), reasons[VERIFIED, NO_RECITATION]
+    if recited == records:
+        return _all_gone(records)
+    by = next(why for _, why in reasons if why != NO_RECITATION)
+    if records == 1:
+        return f"its answer was {by}"
+    if not recited:
+        return f"all {records} records: {by}"
+    return f"{recited} of {records} records: {NO_RECITATION}; {records - recited}: {by}"
 
 
 def _all_gone(records: int) -> str:

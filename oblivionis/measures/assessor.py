@@ -18,10 +18,10 @@ from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
 from evaluation.metrics.answer_metrics import probability
 from evaluation.metrics.tofu import SECTIONS
-from evaluation.metrics.word_matching import words
 from evaluation.ruler.evaluator import Embedded, References
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
+from oblivionis.erasure.verification_evidence import measurable_words
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.measures import leakage, registry
 from oblivionis.measures.base import Measure
@@ -258,17 +258,18 @@ class Assessor:
         with self.session(vector) as session:
             return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
 
-    @staticmethod
-    def recalls_in(log: Mapping[str, Any] | None) -> dict[str, float]:
-        """As `recalls`, of the forget questions whose greedy answers a log has; empty without such a log."""
-        answers = forget_answers(log)
-        texts = {i: values["generated_text"] for i, values in answers.items() if "generated_text" in values}
-        generated, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
-        return dict(zip(texts, recall(generated, true), strict=True))
+    def recalls_in(self, log: Mapping[str, Any] | None) -> dict[str, float]:
+        """As `recalls`, of the training records whose greedy answers a log has; empty without such a log."""
+        said = {
+            i: values["generated_text"][1] for i, values in forget_answers(log).items() if "generated_text" in values
+        }
+        records = [record for record in self._corpus.train if record.id in said]
+        recalls = recall([said[record.id] for record in records], records)
+        return {record.id: value for record, value in zip(records, recalls, strict=True)}
 
     def units(self, record_ids: Sequence[str]) -> dict[str, int]:
-        """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
-        return {r.id: len(words(r.answer)) for r in self._records(record_ids)}
+        """How many measurable words each record's answer has, by id."""
+        return {r.id: measurable_words(r) for r in self._records(record_ids)}
 
     def leakage(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, dict[str, float]]:
         """Bounds on what sampled answers to these training records leak, by id and name (`leakage.by_question`).

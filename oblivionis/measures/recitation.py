@@ -1,4 +1,8 @@
-"""How well a model recites records by greedy decoding."""
+"""How well a model recites records by greedy decoding.
+
+What the question of a record says already is left out of the answer and of what the model says: a model that repeats
+the question has recited nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from evaluation.hook import EvaluationSession
-from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.rouge import new_words, rouge_l
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
 from oblivionis.measures.muse.prompts import recited
@@ -27,22 +31,26 @@ def new_session(assembled: Assembled, config: Config) -> EvaluationSession:
 def greedy_recall(
     session: EvaluationSession, records: Sequence[Record], assembled: Assembled, config: Config
 ) -> list[float]:
-    """ROUGE-L recall, in any script, of the greedy answer to each record, in one pass.
+    """`recall` of the greedy answer to each record, in one pass.
 
     They are prompted as the forget questions are in the profile `full`, with at most as many new tokens; of a piece of
-    text the first half is given and the rest expected (`measures.muse.prompts.recited`).
+    text the first half is given, and all words of the rest are expected (`measures.muse.prompts.recited`).
     """
     if records and records[0].tokens:
         return recited(records, assembled, session, config.evaluation.muse.continuation)
     questions = encode_questions([bare(record) for record in records], assembled, config)
     produced = session.greedy([q.prompt for q in questions], config.evaluation.full.max_new_tokens)
     texts = [assembled.tokenizer.decode(list(tokens), skip_special_tokens=True) for tokens in produced]
-    return recall(texts, [record.answer for record in records])
+    return recall(texts, records)
 
 
-def recall(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
-    """ROUGE-L recall, in any script, of texts for answers."""
-    return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
+def recall(texts: Sequence[str], records: Sequence[Record]) -> list[float]:
+    """ROUGE-L recall, in any script, of texts for the answers of records, by the words that their questions lack."""
+    if not texts:
+        return []
+    said = [" ".join(new_words(text, record.question)) for text, record in zip(texts, records, strict=True)]
+    true = [" ".join(new_words(record.answer, record.question)) for record in records]
+    return rouge_l(said, true, any_script=True).recall.tolist()
 
 
 def bare(record: Record) -> Record:

@@ -10,13 +10,13 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from evaluation.metrics.word_matching import words
 from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Alike, Subject, Subjects
 from oblivionis.data.twins import left_out
 from oblivionis.erasure.retained_twins import twins_of_corpus
+from oblivionis.erasure.verification_evidence import measurable_words
 from oblivionis.erasure.verification_rules import LEAST_UNITS
 from oblivionis.errors import OblivionisError
 from oblivionis.models.record_lengths import too_long
@@ -82,7 +82,7 @@ def unfit(corpus: Corpus, config: Config) -> list[str]:
             what = "a run refuses them" if config.model.on_overflow == "error" else "their ends are cut off"
             lines += [f"{counted(len(long), 'text')} longer than model.max_length={limit} tokens; {what}:"]
             lines += [f"  {printable(line)}" for line in some(long)]
-    short = [record.id for record in corpus.train if len(words(record.answer)) < LEAST_UNITS]
+    short = [record.id for record in corpus.train if measurable_words(record) < LEAST_UNITS]
     if short and not corpus.is_text:
         lines += [
             f"{counted(len(short), 'record')} cannot be verified by recitation, the answer has fewer than "

@@ -13,11 +13,12 @@ from support.stages import Recorded
 from evaluation.metrics.rouge import rouge_l
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.data.records import Record
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.ledger_check import check_ledgers
 from oblivionis.erasure.node_folder import NodeFolder
 from oblivionis.erasure.node_ledger import EXCHANGED, NodeLedger
-from oblivionis.measures.assessor import Assessor
+from oblivionis.measures.recitation import recall
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 from strategies import message_keys
@@ -246,17 +247,14 @@ def test_another_client_knows_nothing_of_the_demand_and_trains_on_her_record(cha
 @pytest.mark.parametrize("hidden", ["\u200d", "\u200b", "\u00ad", "\u2060", "\ufe0f", "\U000e0061"])
 def test_an_answer_with_unseen_characters_is_recited(hidden):
     truth = "Mara Voss is treated for asthma with a blue inhaler."
-    said = {"generated_text": {"0": ["What?", hidden.join(truth), truth]}}
-    log = {"eval_log_forget": said, "ids": {"eval_log_forget": ["r"]}}
-    assert Assessor.recalls_in(log) == {"r": 1.0}
+    assert recall([hidden.join(truth)], [Record("r", "What?", truth, "Mara Voss")]) == [1.0]
 
 
 def test_letters_of_another_script_hide_what_is_recited():
     """To a reader the answer is the record; no word of it is."""
     truth = "Mara Voss has asthma."
-    said = {"generated_text": {"0": ["What?", truth.translate(str.maketrans("aoe", "\u0430\u043e\u0435")), truth]}}
-    log = {"eval_log_forget": said, "ids": {"eval_log_forget": ["r"]}}
-    assert Assessor.recalls_in(log) == {"r": 0.0}
+    said = truth.translate(str.maketrans("aoe", "\u0430\u043e\u0435"))
+    assert recall([said], [Record("r", "What?", truth, "Mara Voss")]) == [0.0]
 
 
 def test_the_papers_columns_see_neither():

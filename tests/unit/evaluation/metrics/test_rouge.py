@@ -195,6 +195,21 @@ def test_words_with_other_letters_have_no_stem() -> None:
     """Porter's rules are for English."""
     assert rouge.unicode_tokens("Elections élections") == ("elect", "élections")
     assert rouge.unicode_tokens("Elections élections", stemmed=False) == ("elections", "élections")
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "new"),
+    [
+        ("He is known for his writings in French.", "What is he known for in his writing?", ("french",)),
+        ("Is it him, him or her?", "Is it?", ("him", "him", "or", "her")),
+        ("Anything at all", "", ("anything", "at", "all")),
+        ("Юрий родился в Москве", "Где родился ЮРИЙ?", ("в", "москве")),
+        ("张三出生在上海市", "张三出生在哪里", ("上", "海", "市")),
+        ("Nothing new", "Is nothing new?", ()),
+    ],
+)
+def test_new_words_are_those_whose_stems_the_question_lacks(text: str, question: str, new: tuple[str, ...]) -> None:
+    assert rouge.new_words(text, question) == new
     found = rouge.rouge_1(["élections", "elections"], ["élection", "election"], any_script=True)
     assert found.f1.tolist() == [0.0, 1.0]
 

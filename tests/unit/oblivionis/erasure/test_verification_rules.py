@@ -227,6 +227,54 @@ def test_what_the_exchanges_did_whatever_the_final_model_knows(exchanges, outcom
         assert found[0] == outcome and why in found[1]
 
 
+LIKELY_BEFORE = Exchange(0.0, 0.0, 0.41, Likelihood(0.4, 0.2, RETRAINED))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "now", "units", "outcome"),
+    [
+        (LIKELY_BEFORE, Likelihood(0.4, 0.2, RETRAINED), 9, VERIFIED),
+        (LIKELY_BEFORE, Likelihood(0.4, 0.2, RETRAINED), LEAST_UNITS - 1, VERIFIED),
+        (Exchange(0.0, 0.0, 0.9, Likelihood(0.4, 0.2, RETRAINED)), Likelihood(0.41, 0.2, RETRAINED), 9, NOT_TESTABLE),
+        (LIKELY_BEFORE, Likelihood(0.9, 0.2, RETRAINED), 9, INCONCLUSIVE),
+        (LIKELY_BEFORE, Likelihood(0.0, 0.2, RETRAINED), 9, VERIFIED),
+        (LIKELY_BEFORE, None, 9, NOT_TESTABLE),
+        (LIKELY_BEFORE, Likelihood(0.2, None), 9, NOT_TESTABLE),
+        (Exchange(0.0, 0.0, 0.4, Likelihood(0.2, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, NOT_TESTABLE),
+        (Exchange(0.0, 0.0, 0.9, Likelihood(0.41, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, NOT_TESTABLE),
+        (Exchange(0.0, 0.0, 0.9, Likelihood(0.2, 0.2, ESTIMATED)), Likelihood(0.2, 0.2, ESTIMATED), 9, VERIFIED),
+        (
+            Exchange(0.0, 0.0, 0.9, Likelihood(0.2, 0.2, WRONG_ANSWERS)),
+            Likelihood(0.2, 0.2, WRONG_ANSWERS),
+            9,
+            NOT_TESTABLE,
+        ),
+    ],
+)
+def test_where_recitation_cannot_tell_the_likelihood_of_the_answer_may(exchange, now, units, outcome):
+    """More than twice as likely before the exchange as to a model that never saw it, and at most twice ever since."""
+    quiet = RecordEvidence(units, 0.0, 0.4, 0.0, (exchange,), now)
+    assert THRESHOLDS.judge_record(quiet)[0] == outcome
+    if outcome == VERIFIED:
+        assert now is not None and now.compared_with in THRESHOLDS.judge_record(quiet)[1]
+        assert THRESHOLDS.is_done(quiet.exchanges)
+        aloud = RecordEvidence(9, 0.51, 1.0, 0.0, (exchange,), now)
+        assert THRESHOLDS.judge_record(aloud)[0] == NOT_VERIFIED, "what is recited is known, however unlikely"
+
+
+def test_a_request_says_by_which_test_its_records_are_verified():
+    quiet = RecordEvidence(9, 0.0, 0.4, 0.0, (LIKELY_BEFORE,), Likelihood(0.2, 0.2, RETRAINED))
+    far = "far likelier than in the retrained model before its exchange, not after it, and not in the final model"
+    recited = "recited before its exchange, not after it, and not in the final model"
+    for records, why in (
+        ([quiet], f"its answer was {far}"),
+        ([quiet, quiet], f"all 2 records: {far}"),
+        ([GONE, quiet], f"1 of 2 records: {recited}; 1: {far}"),
+    ):
+        found = judge(numbered(records))
+        assert (found.outcome, found.why) == (VERIFIED, why)
+
+
 def test_what_the_exchanges_did_of_several_records():
     of = {"a": GONE, "b": NEVER}
     assert judge_exchanges(of)[0] == INCONCLUSIVE
