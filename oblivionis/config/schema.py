@@ -491,9 +491,9 @@ class Requests:
     verify_max_rouge: float = field(
         default=0.5,
         metadata=about(
-            "A record is recited where the ROUGE-L recall of the greedy answer, in any script, is above this. A served "
-            "request is verified when an exchange ended the recitation of each of its records and, at the stage's end, "
-            "none is recited.",
+            "A record is recited where the ROUGE-L recall of the greedy answer, in any script and by the words that "
+            "its question lacks, is above this. A served request is verified when an exchange ended the recitation of "
+            "each of its records (or what made its answer far likelier) and, at the stage's end, none is known.",
             at_least=0,
             at_most=1,
         ),
@@ -502,7 +502,7 @@ class Requests:
         default=1.0,
         metadata=about(
             "Share of a request's records that must be shown to be forgotten for it to be verified: those that were "
-            "recited before, with three words at least. With fewer it is inconclusive.",
+            "recited before, or far likelier than in a model that never saw them. With fewer it is inconclusive.",
             above=0,
             at_most=1,
         ),

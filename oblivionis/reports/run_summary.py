@@ -321,7 +321,7 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     line = f"{counted(len(requests), 'deletion request')} for {counted(records, 'record')}: {parts}"
     if states[VERIFIED]:
-        line += f" (recited before, now ROUGE-L recall at most {limit:g})"
+        line += f" (known before, now ROUGE-L recall at most {limit:g})"
     if states[ERASED]:
         line += f" ({RECORDED})"
     kinds = served_kinds([r for r in requests if r.state in (SERVED, VERIFIED)])

@@ -151,7 +151,7 @@ def check_exchange(evidence: Figures, thresholds: Thresholds) -> Check:
 
 
 def check_rouge(judgement: Figures, thresholds: Thresholds) -> Check:
-    """Does the final model recite any record that was recited before? By record, where the evidence tells of each."""
+    """Does the final model know any record that was known before? By record, where the evidence tells of each."""
     recall = judgement.get("rouge")
     figure: dict[str, Any] = {"mean ROUGE-L recall": recall, "a record is recited above": thresholds.max_recall}
     outcome, why = str(judgement.get("outcome")), str(judgement.get("why", ""))

@@ -322,7 +322,7 @@ def test_the_line_on_requests(tmp_path):
     run, config = make_run(tmp_path, ["finetune"])
     assert report.requests_line(run, 0.5) == ""
     ask(run)
-    line = "2 deletion requests for 3 records: 1 pending, 1 verified (recited before, now ROUGE-L recall at most 0.5)"
+    line = "2 deletion requests for 3 records: 1 pending, 1 verified (known before, now ROUGE-L recall at most 0.5)"
     assert report.requests_line(run, 0.5) == line
     assert line in summary(run, config)
     rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
@@ -361,7 +361,7 @@ def test_the_kinds_of_requests_that_were_served(tmp_path):
             ledger.verified(request.id, 2, found, 0.5)
     ledger.failed("l-7", 2, "needs retain <records>")
     assert report.requests_line(run, 0.5) == (
-        "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (recited before, now "
+        "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (known before, now "
         "ROUGE-L recall at most 0.5); served: 2 clients left, 1 subject on 3 clients, 2 single records"
     )
     page = Page(run, config)
