@@ -37,6 +37,8 @@ class ReferenceModels(NamedTuple):
         The decoder layer whose states are read.
     retain_loss : {"nll", "kl"}
         What `BatchQuantities.retain_loss` is.
+    holds : bool
+        Whether some retain records are held (`References.retain_held`).
     base : Received, optional
         The untouched base model.
     sharpness : float
@@ -49,6 +51,7 @@ class ReferenceModels(NamedTuple):
     strength: float = 0.0
     layer: int = 0
     retain_loss: str = "nll"
+    holds: bool = False
     base: Received | None = None
     sharpness: float = 1.0
 
@@ -62,6 +65,8 @@ class References(NamedTuple):
         Log-likelihood under the model as received of each forget answer and of each alternative answer, nats.
     retain_nll : tensor (B,)
         Mean negative log-likelihood of each retain record under the model as received, nats per token.
+    retain_held : tensor (B,), bool
+        Which retain records are held to what the model as received says of them, whatever the retain loss.
     forget_rows, retain_rows : sequence of B AnswerRows
         What predicts the answer tokens of each record in the model as received.
     forget_target_nll : tensor (B,)
@@ -77,6 +82,7 @@ class References(NamedTuple):
     forget_log_p: Tensor | None = None
     alternative_log_p: Tensor | None = None
     retain_nll: Tensor | None = None
+    retain_held: Tensor | None = None
     forget_rows: Sequence[AnswerRows] | None = None
     retain_rows: Sequence[AnswerRows] | None = None
     forget_target_nll: Tensor | None = None
@@ -118,7 +124,7 @@ class BatchQuantities:
         self.model, self.forget, self.retain = model, list(forget), list(retain)
         self.alternatives = list(alternatives)
         self._around = around or ReferenceModels()
-        self._wanted = expanded(wanted, self._around.retain_loss)
+        self._wanted = expanded(wanted, self._around.retain_loss, holds=self._around.holds)
         self._references = references or References()
         count = len(self.forget) + len(self.retain)
         self._retained, self._replaced = slice(len(self.forget), count), slice(count, None)
@@ -244,8 +250,16 @@ class BatchQuantities:
 
     @property
     def retain_loss(self) -> Tensor | None:
-        """(B,) `retain_nll` or `retain_reference_kl`, by `ReferenceModels.retain_loss`; None without retain records."""
-        return self.retain_nll if self._around.retain_loss == "nll" else self.retain_reference_kl
+        """(B,) `retain_nll` or `retain_reference_kl`, by `ReferenceModels.retain_loss`, of held records the latter.
+
+        None without retain records.
+        """
+        if not self.retain or self._around.retain_loss == "kl":
+            return self.retain_reference_kl
+        held = self._references.retain_held
+        if held is None or self.retain_nll is None or self.retain_reference_kl is None:
+            return self.retain_nll
+        return torch.where(held.to(self.retain_nll.device), self.retain_reference_kl, self.retain_nll)
 
     @property
     def retain_entropy(self) -> Tensor | None:
@@ -424,19 +438,21 @@ def check_quantities(method: str, names: Collection[str]) -> None:
             raise ValueError(f"{method} asks for {name!r}, which no batch has; {hint}")
 
 
-def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:
+def expanded(names: Collection[str], retain_loss: str, *, holds: bool = False) -> frozenset[str]:
     """Quantities with the one that the chosen retain loss needs.
 
     Parameters
     ----------
     names : collection of str
     retain_loss : {"nll", "kl"}
+    holds : bool
+        As in `ReferenceModels`.
 
     Returns
     -------
     frozenset of str
     """
-    more = {"retain_reference_kl"} if "retain_loss" in names and retain_loss == "kl" else set()
+    more = {"retain_reference_kl"} if "retain_loss" in names and (holds or retain_loss == "kl") else set()
     return frozenset(names) | more
 
 

@@ -24,6 +24,9 @@ class UnlearnOptions:
         Adds its term to the loss; with a weight for them, retain records take part whatever the method.
     retain_loss : {"nll", "kl"}
         Retain term of a loss that leaves it open: negative log-likelihood, or KL(received‖model).
+    held : int, at least 0
+        So many of the last retain records are held to what the received model says of them: of these the retain term is
+        KL(received‖model), and they are not learned.
     forget_nll_limit : float above 0, optional
         Stop before the update at which the forget records' mean negative log-likelihood exceeds it (gradient ascent is
         unbounded), also before the first one: then nothing changes. No limit where the method does not request
@@ -50,6 +53,7 @@ class UnlearnOptions:
     ball: Ball | None = None
     entropy: Entropy = field(default_factory=Entropy)
     retain_loss: str = "nll"
+    held: int = 0
     forget_nll_limit: float | None = None
     target: Target | None = None
     rectify: float | None = None

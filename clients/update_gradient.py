@@ -143,6 +143,7 @@ class _ReceivedPredictions:
             None if self.forget is None else self.forget[forget],
             replaced,
             None if self.retain is None else self.retain[retain],
+            None,
             None if self.forget_rows is None else [self.forget_rows[i] for i in forget],
             None if self.retain_rows is None else [self.retain_rows[i] for i in retain],
         )
@@ -163,6 +164,8 @@ class UpdateGradient:
     around : ReferenceModels
     received : likelihoods of the records under the model as received
     target : Target or None
+    first_held : int
+        Index of the first retain record that is held.
     """
 
     model: nn.Module
@@ -173,6 +176,7 @@ class UpdateGradient:
     around: ReferenceModels
     received: _ReceivedPredictions
     target: Target | None
+    first_held: int
 
     @classmethod
     def of(
@@ -206,7 +210,7 @@ class UpdateGradient:
         UpdateGradient
         """
         values, target = plan.values, options.target
-        wanted = expanded(plan.wanted, options.retain_loss)
+        wanted = expanded(plan.wanted, options.retain_loss, holds=options.held > 0)
         around = ReferenceModels(
             received=Received(model, flat) if wanted & NEEDS_RECEIVED else None,
             teacher=incompetent_teacher(model, values["teacher_seed"]) if "forget_teacher_kl" in wanted else None,
@@ -214,11 +218,13 @@ class UpdateGradient:
             strength=values.get("strength", 0.0),
             layer=layer,
             retain_loss=options.retain_loss,
+            holds=options.held > 0,
             base=None if target is None else Received(model, flat, target.base),
             sharpness=1.0 if target is None else target.sharpness,
         )
         received = _ReceivedPredictions.of(model, records, wanted, updates, batch_size)
-        return cls(model, records, plan.loss, batch_size, options.entropy, around, received, target)
+        first_held = len(records.retain) - options.held
+        return cls(model, records, plan.loss, batch_size, options.entropy, around, received, target, first_held)
 
     def add(
         self, update: PlannedUpdate, over_forgotten: list[int], values: Mapping[str, Any], updater: Updater
@@ -296,9 +302,16 @@ class UpdateGradient:
             [records.retain[i] for i in retain] if kind.retain else [],
             alternatives=[records.alternatives[i][k] for i, k in zip(forget, others, strict=True)] if others else [],
             wanted=kind.wanted,
-            references=self._with_targets(self.received.references(forget, others, retain), forget),
+            references=self._with_targets(self._references(forget, others, retain), forget),
             around=self.around,
         )
+
+    def _references(self, forget: list[int], others: list[int], retain: list[int]) -> References:
+        """Reference values of the model as received, and which of the retain records are held."""
+        found = self.received.references(forget, others, retain)
+        if self.first_held == len(self.records.retain):
+            return found
+        return found._replace(retain_held=torch.tensor([i >= self.first_held for i in retain]))
 
     def _with_targets(self, references: References, forget: list[int]) -> References:
         """`references` with the targets of these forget records."""

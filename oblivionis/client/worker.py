@@ -227,7 +227,8 @@ class Worker:
         settings = self._unlearning_settings()
         options = self._unlearning_options(vector, proximal_mu, self._target(forget_set, settings, own_references))
         if options.target is not None and len(retain_set) < len(forget_set) and method_traits.has_retain_choice(method):
-            retain_set, options = [*retain_set, *self.references(own_references)], replace(options, retain_loss="kl")
+            held = self.references(own_references)
+            retain_set, options = [*retain_set, *held], replace(options, held=len(held))
         values, model = dict(self.config.unlearning.params), self.assembled.model
         given = (model, self.flat, forget_set, retain_set, method, values, settings)
         if privacy is None:

@@ -155,8 +155,9 @@ class Thresholds:
     def judge_record(self, evidence: RecordEvidence) -> Finding:
         """Judge one record, as if it were alone in its request; by its likelihood where recitation cannot tell."""
         outcome, why = self._judge_recitation(evidence)
-        if outcome in (NOT_TESTABLE, INCONCLUSIVE) and (lowered := _made_unlikely(evidence)):
-            return VERIFIED, lowered
+        by_likelihood = _judge_likelihood(evidence) if outcome in (NOT_TESTABLE, INCONCLUSIVE) else None
+        if by_likelihood and (outcome == NOT_TESTABLE or by_likelihood[0] == VERIFIED):
+            return by_likelihood
         return outcome, why
 
     def _judge_recitation(self, evidence: RecordEvidence) -> Finding:
@@ -369,24 +370,26 @@ def far_likelier(now: Likelihood | None, known: float | None) -> bool:
 def _lowers(exchange: Exchange) -> bool:
     """Whether an exchange began with a model that finds an answer more than `FACTOR` times as likely as a model would
     that never saw it, and ended with one that does not."""
-    reference = exchange.left.reference
-    return reference is not None and _is_near(exchange.left) and exchange.known > FACTOR * reference
+    return _is_known(exchange.known, exchange.left) is True and _is_known(exchange.left.prob, exchange.left) is False
 
 
-def _is_near(now: Likelihood | None) -> bool:
-    """Whether an answer is at most `FACTOR` times as likely as to a model that never saw it, where that is known: of
-    wrong answers nobody knows how much less likely than the true one they would be to it."""
-    if now is None or now.reference is None or now.compared_with == WRONG_ANSWERS:
-        return False
-    return now.prob <= FACTOR * now.reference
+def _is_known(prob: float, beside: Likelihood) -> bool | None:
+    """Whether an answer this likely is more than `FACTOR` times as likely as to a model that never saw it; None where
+    that model's likelihood is unknown: nobody knows how much less likely wrong answers would be to it."""
+    if beside.reference is None or beside.compared_with == WRONG_ANSWERS:
+        return None
+    return prob > FACTOR * beside.reference
 
 
-def _made_unlikely(evidence: RecordEvidence) -> str:
-    """That an exchange made a record's answer as unlikely as it should be, and it still is, in words; else empty."""
-    now = evidence.likelihood
-    if now is None or not (_is_near(now) and _is_near(evidence.left) and any(map(_lowers, evidence.exchanges))):
-        return ""
-    return f"far likelier than in {now.compared_with} before its exchange, not after it, and not in the final model"
+def _judge_likelihood(evidence: RecordEvidence) -> Finding | None:
+    """Judge one record by the likelihood of its answer alone; None where it was not shown to be known before."""
+    now, left = evidence.likelihood, evidence.left
+    if now is None or left is None or not any(_is_known(e.known, e.left) for e in evidence.exchanges):
+        return None
+    far = f"far likelier than in {left.compared_with} before its exchange"
+    if any(map(_lowers, evidence.exchanges)) and not any(_is_known(of.prob, of) in (True, None) for of in (left, now)):
+        return VERIFIED, f"{far}, not after it, and not in the final model"
+    return INCONCLUSIVE, f"its answer was {far}, and more than {FACTOR:g} times as likely after it, or at the end"
 
 
 def of_twins(count: int) -> str:

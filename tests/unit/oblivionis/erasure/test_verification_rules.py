@@ -235,13 +235,13 @@ LIKELY_BEFORE = Exchange(0.0, 0.0, 0.41, Likelihood(0.4, 0.2, RETRAINED))
     [
         (LIKELY_BEFORE, Likelihood(0.4, 0.2, RETRAINED), 9, VERIFIED),
         (LIKELY_BEFORE, Likelihood(0.4, 0.2, RETRAINED), LEAST_UNITS - 1, VERIFIED),
-        (Exchange(0.0, 0.0, 0.9, Likelihood(0.4, 0.2, RETRAINED)), Likelihood(0.41, 0.2, RETRAINED), 9, NOT_TESTABLE),
+        (Exchange(0.0, 0.0, 0.9, Likelihood(0.4, 0.2, RETRAINED)), Likelihood(0.41, 0.2, RETRAINED), 9, INCONCLUSIVE),
         (LIKELY_BEFORE, Likelihood(0.9, 0.2, RETRAINED), 9, INCONCLUSIVE),
         (LIKELY_BEFORE, Likelihood(0.0, 0.2, RETRAINED), 9, VERIFIED),
         (LIKELY_BEFORE, None, 9, NOT_TESTABLE),
-        (LIKELY_BEFORE, Likelihood(0.2, None), 9, NOT_TESTABLE),
+        (LIKELY_BEFORE, Likelihood(0.2, None), 9, INCONCLUSIVE),
         (Exchange(0.0, 0.0, 0.4, Likelihood(0.2, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, NOT_TESTABLE),
-        (Exchange(0.0, 0.0, 0.9, Likelihood(0.41, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, NOT_TESTABLE),
+        (Exchange(0.0, 0.0, 0.9, Likelihood(0.41, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, INCONCLUSIVE),
         (Exchange(0.0, 0.0, 0.9, Likelihood(0.2, 0.2, ESTIMATED)), Likelihood(0.2, 0.2, ESTIMATED), 9, VERIFIED),
         (
             Exchange(0.0, 0.0, 0.9, Likelihood(0.2, 0.2, WRONG_ANSWERS)),
