@@ -155,6 +155,7 @@ def _checked(
 def _bytes(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=150, metadata=dict.fromkeys(NO_METADATA[kind]))
+    figure.set_layout_engine("none")  # it has been laid out; the next kind takes the same places
     return buffer.getvalue()
 
 

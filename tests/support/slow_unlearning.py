@@ -67,7 +67,7 @@ def log_p(model: Any, record: TokenSequence) -> Tensor:
 
 def fast(method: str, values: dict[str, Any], **more: Any) -> tuple[list[float], np.ndarray]:
     """What `unlearn` makes of the same: the loss before each update, and the trainable parameters after the last."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat, history = FlatParameters(model), []
     settings = {"seed": SEED, "alternatives": OTHERS, "on_step": lambda _, value: history.append(value), **more}
     unlearn(model, flat, FORGET, RETAIN, method, values, SETTINGS, **settings)
@@ -76,7 +76,7 @@ def fast(method: str, values: dict[str, Any], **more: Any) -> tuple[list[float],
 
 def trajectory(loss: Batch) -> tuple[list[float], np.ndarray]:
     """The loss before each update, and the trainable parameters after the last one, flat."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     received = copy.deepcopy(model).eval()
     moving = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(moving, lr=RATE, weight_decay=DECAY, foreach=False)

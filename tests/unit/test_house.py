@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import griffe
 import pytest
@@ -29,27 +31,43 @@ DOCUMENTED = ("evaluation", "oblivionis/api", "strategies", "clients")
 """Packages whose docstrings must fit the signatures, with sections for functions and dataclasses."""
 
 
+@dataclass
+class Names:
+    """Those in a file, wherever in it.
+
+    imported: modules and names, dotted; texts: those that stand there as values; defined: functions, classes, variables
+    and attributes.
+    """
+
+    imported: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    defined: set[str] = field(default_factory=set)
+
+
 @functools.cache
-def imported(file: Path) -> frozenset[str]:
-    """The modules and names that a file imports, wherever in it, as dotted names."""
-    return names_imported(ast.parse(file.read_text(encoding="utf-8")))
-
-
-def names_imported(tree: ast.AST) -> frozenset[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree):
+def names_in(file: Path) -> Names:
+    found = Names()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found.imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(found)
+            found.imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.texts.add(node.value)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.defined.add(node.attr)
+    return found
 
 
 def reached(file: Path) -> set[str]:
     """Those of a file and of the modules of `support` that it imports, and they do."""
     found, files, seen = set[str](), [file], set[Path]()
     while files:
-        names = imported(files.pop())
+        names = names_in(files.pop()).imported
         found |= names
         modules = {TESTS / "support" / f"{name.split('.')[1]}.py" for name in names if name.startswith("support.")}
         files += modules - seen
@@ -81,13 +99,11 @@ def test_no_protocol_is_named_outside_its_own_files() -> None:
     for file in sorted(file for package in OURS for file in (TESTS.parent / package).rglob("*.py")):
         if file.parent.name in ("protocols", "losses"):
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        named = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & (
-            names - {*MODES, *LEAKAGE_FUNCTIONS}
-        )
-        named |= {module for module in names_imported(tree) if ".".join(module.split(".")[:3]) in modules}
+        here = names_in(file)
+        named = here.texts & (names - {*MODES, *LEAKAGE_FUNCTIONS})
+        named |= {module for module in here.imported if ".".join(module.split(".")[:3]) in modules}
         if named:
-            found[file.relative_to(TESTS.parent).as_posix()] = sorted(map(str, named))
+            found[file.relative_to(TESTS.parent).as_posix()] = sorted(named)
     assert found == {}
 
 
@@ -103,16 +119,8 @@ def is_private(name: str) -> bool:
 
 def own_private_names() -> set[str]:
     """The private functions, classes, variables and attributes of our packages."""
-    found: set[str] = set()
-    for file in (file for package in OURS for file in (TESTS.parent / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
-    return {name for name in found if is_private(name)}
+    files = (file for package in OURS for file in (TESTS.parent / package).rglob("*.py"))
+    return {name for file in files for name in names_in(file).defined if is_private(name)}
 
 
 def called(call: ast.Call) -> str:
@@ -256,12 +264,16 @@ class ImportGraph:
         self.modules, self.early, self.late = set(files), {}, []
         for module, file in files.items():
             tree = ast.parse(file.read_text(encoding="utf-8"))
-            functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-            late = {id(n): n for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)}
-            types = {id(n) for block in ast.walk(tree) if self._is_for_types(block) for n in ast.walk(block)}
-            imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) and id(n) not in types]
-            self.early[module] = {name for n in imports if id(n) not in late for name in self._names(n)}
-            self.late += [(module, n.lineno, self._names(n)) for n in imports if id(n) in late]
+            nodes = list(ast.walk(tree))
+            functions = self._lines(n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+            types = self._lines(n for n in nodes if self._is_for_types(n))
+            imports = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) and n.lineno not in types]
+            self.early[module] = {name for n in imports if n.lineno not in functions for name in self._names(n)}
+            self.late += [(module, n.lineno, self._names(n)) for n in imports if n.lineno in functions]
+
+    @staticmethod
+    def _lines(blocks: Iterable[Any]) -> set[int]:
+        return {line for block in blocks for line in range(block.lineno, (block.end_lineno or block.lineno) + 1)}
 
     @staticmethod
     def _is_for_types(block: ast.AST) -> bool:

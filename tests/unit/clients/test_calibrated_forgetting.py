@@ -102,7 +102,7 @@ def padded_rows(model: Any, record: Any) -> torch.Tensor:
 @torch.no_grad()
 def test_the_true_tokens_get_their_probability_and_the_references_their_entropy() -> None:
     """In distributions made by hand of the base model's logits; the other tokens' odds are those of the base model."""
-    model = tiny_llama.lora().eval()
+    model = tiny_llama.shallow().eval()
     flat = FlatParameters(model)
     start = flat.numpy()
     before = [padded_rows(model, r) for r in [*REFERENCES, *FORGET]]
@@ -134,7 +134,7 @@ def test_the_true_tokens_get_their_probability_and_the_references_their_entropy(
 @torch.no_grad()
 def test_recited_tokens_are_those_that_the_target_would_not_choose() -> None:
     """By the base model's logits and plain argmax; of records that are not recited on none."""
-    model = tiny_llama.lora().eval()
+    model = tiny_llama.shallow().eval()
     flat = FlatParameters(model)
     start = flat.numpy()
     before = [padded_rows(model, r) for r in FORGET]
@@ -153,7 +153,7 @@ def test_recited_tokens_are_those_that_the_target_would_not_choose() -> None:
 
 def test_a_recited_record_is_served_further_though_it_is_at_its_target() -> None:
     """Until its tokens no longer lead, by a quarter of the rate; where there are none, nothing is done."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     train(model, flat, FORGET, settings(epochs=30), seed=0)
@@ -175,7 +175,7 @@ def test_a_recited_record_is_served_further_though_it_is_at_its_target() -> None
 
 def test_the_target_is_what_the_base_model_says_where_nothing_was_trained() -> None:
     """And the parameters, and the mode, are as before."""
-    model = tiny_llama.lora(dropout=0.3).train()
+    model = tiny_llama.shallow(dropout=0.3).train()
     flat = FlatParameters(model)
     start = flat.numpy()
     target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 0.1)
@@ -190,7 +190,7 @@ def test_the_target_is_what_the_base_model_says_where_nothing_was_trained() -> N
 
 def test_an_estimator_says_again_what_a_new_one_says() -> None:
     """It knows the base model's part; the present model's changes."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     asked = Estimator(model, flat, start, REFERENCES, 4)
@@ -240,7 +240,7 @@ def test_a_sharpness_is_found_with_few_looks_at_the_logits(monkeypatch: pytest.M
 
 @torch.no_grad()
 def test_a_model_that_says_nothing_of_the_references_is_told() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     flat.load(np.full_like(start, np.nan))
@@ -257,7 +257,7 @@ def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.Monkey
         return answer_rows(model, batch)
 
     monkeypatch.setattr("clients.calibrated_forgetting.answer_rows", counted)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
 
@@ -282,7 +282,7 @@ def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("records", [True, False])
 def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, records: bool) -> None:
     """Of the records as much is kept as may be, the latest, and never in the references' place; the same targets."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     flat.load(start * np.float32(1.4))
@@ -348,7 +348,7 @@ def test_records_near_their_target_are_left_alone() -> None:
 
 
 def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
-    model, records = tiny_llama.lora(), FORGET[:3]
+    model, records = tiny_llama.shallow(), FORGET[:3]
     now = record_nll(model, records, 2)
     gaps = torch.full((3,), -9.0)
     target = Target(now + torch.tensor([1.0, -1.0, 0.0]), 0.5, np.zeros(1))
@@ -362,7 +362,7 @@ def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
 
 
 def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 30)
     estimator.target(FORGET[:1], 0.01)
@@ -376,7 +376,7 @@ def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unlearning that has nothing to do goes by the likelihoods of the estimate; the same gap as by its own."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     flat.load(start * np.float32(1.3))
@@ -392,7 +392,7 @@ def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_records_at_their_target_need_no_distribution() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 4)
     flat.load(flat.numpy() * np.float32(1.3))
@@ -407,7 +407,7 @@ def test_what_the_base_model_said_is_what_it_would_say_again(lora: bool) -> None
     """The same unlearning whether its rows are kept or made for each update."""
     moved = []
     for kept in (True, False):
-        model = tiny_llama.lora() if lora else tiny_llama.base()
+        model = tiny_llama.shallow() if lora else tiny_llama.base()
         flat = FlatParameters(model)
         start = flat.numpy()
         flat.load(start * np.float32(1.3))
@@ -426,7 +426,7 @@ def test_no_copy_of_the_head_is_kept_that_takes_more_than_may_be(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32 the head is the model's own; of one in half precision a pass makes a float32 copy."""
-    model = tiny_llama.lora(dtype=dtype)
+    model = tiny_llama.shallow(dtype=dtype)
     flat = FlatParameters(model)
     start = flat.numpy()
     flat.load(start * np.float32(1.3))
@@ -439,7 +439,7 @@ def test_no_copy_of_the_head_is_kept_that_takes_more_than_may_be(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_at_its_target_is_passed_over_and_the_next_one_is_not(seed: int) -> None:
     """One record in an update, two of five off their target: two updates in whatever order they come."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     target = shifted(model, flat, [0.0, 0.9, 0.0, -0.9, 0.0])
     given = settings(epochs=1, batch_size=1, learning_rate=1e-6)
@@ -467,7 +467,7 @@ def test_both_sides_reach_their_target_by_any_method(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["calibrated", "npo", "grad_diff"])
 def test_records_at_their_target_are_left_alone(method: str) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     before, target = flat.numpy(), shifted(model, flat, [0.05, -0.05, 0.0, 0.09, -0.09])
     report = unlearn(model, flat, FORGET, RETAIN, method, {}, settings(), seed=0, options=UnlearnOptions(target=target))
@@ -478,7 +478,7 @@ def test_records_at_their_target_are_left_alone(method: str) -> None:
 def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the others the gradient is that of the pull back, with the weight of their share; those within the tolerance,
     on either side, have none."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     target = shifted(model, flat, [0.9, -0.9, -0.05, 0.9, -0.6])
     seen: list[tuple[float, np.ndarray]] = []
@@ -494,7 +494,7 @@ def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.
     one = settings(epochs=1, max_grad_norm=None)
     options = UnlearnOptions(target=target)
     report = unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, one, seed=0, options=options)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     known, away = BatchQuantities(model, [FORGET[0], FORGET[3]], []), BatchQuantities(model, [FORGET[1], FORGET[4]], [])
     pull = ((away.forget_nll - target.nll[[1, 4]]) ** 2).sum()
@@ -510,7 +510,7 @@ def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.
 def test_steps_shorten_near_the_target() -> None:
     moved = []
     for shift in (2.0, 0.2):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         before, target = flat.numpy(), shifted(model, flat, [shift] * 5)
         unlearn(
@@ -541,7 +541,7 @@ def test_steps_shorten_near_the_target() -> None:
 )
 def test_epochs_go_by_the_way_left(method: str, gap: float, asked: int, made: int) -> None:
     """A method that asks for the target; any other one makes all epochs in which a record is off its target."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     options = UnlearnOptions(target=shifted(model, flat, [gap] * 5))
     given = settings(epochs=asked, learning_rate=1e-6)
@@ -566,7 +566,7 @@ def test_a_record_at_the_tolerance_to_the_last_bit_is_near_enough() -> None:
 
 
 def test_of_one_update_the_way_gone_is_told() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     options = UnlearnOptions(target=shifted(model, flat, [0.9] * 5))
     report = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(epochs=1), seed=0, options=options)
@@ -576,7 +576,7 @@ def test_of_one_update_the_way_gone_is_told() -> None:
 
 
 def test_a_target_is_asked_for_and_must_fit() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     with pytest.raises(ValueError, match="calibrated forgets up to a target, and none was estimated"):
         unlearn(model, flat, FORGET, RETAIN, "calibrated", {}, settings(), seed=0)
@@ -589,7 +589,7 @@ def test_a_target_is_asked_for_and_must_fit() -> None:
 
 @torch.no_grad()
 def test_eight_references_are_the_fewest_that_a_line_is_fitted_to() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     with pytest.raises(ValueError, match=r"7 records that nobody trains on are too few .* expected at least 8"):
         Estimator(model, flat, flat.numpy(), REFERENCES[:7], 4)
@@ -597,7 +597,7 @@ def test_eight_references_are_the_fewest_that_a_line_is_fitted_to() -> None:
 
 
 def test_one_reference_of_which_nothing_is_known_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     monkeypatch.setattr(Tokens, "means", lambda self: np.array([1.0, np.inf, *[2.0] * 28]))
     with pytest.raises(ValueError, match="of the reference records are not finite"):
@@ -605,7 +605,7 @@ def test_one_reference_of_which_nothing_is_known_is_one_too_many(monkeypatch: py
 
 
 def test_a_target_that_takes_distributions_has_all_that_is_known_of_the_records() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     flat.load(start * np.float32(1.3))
@@ -622,7 +622,7 @@ def test_likelihoods_that_are_known_already_change_nothing(method: str) -> None:
     """Records on either side of their target, by those that the estimate found and by asking anew."""
     found = []
     for known in (True, False):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         target = shifted(model, flat, [0.9, -0.9, 0.0, 0.6, -0.4])
         target = replace(target, present=record_nll(model, FORGET, 5) if known else None)
@@ -634,7 +634,7 @@ def test_likelihoods_that_are_known_already_change_nothing(method: str) -> None:
 
 
 def test_the_method_forgets_what_is_known_too_well_and_what_is_avoided_comes_back_from_the_first_epoch_on() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     now = record_nll(model, FORGET, 5)
     target = replace(shifted(model, flat, [0.9, -0.9, 0.0, 0.9, -0.9]), present=now)

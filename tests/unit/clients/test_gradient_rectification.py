@@ -88,7 +88,7 @@ def npo(model: Any, received: Any, forget: list[Any]) -> Tensor:
 
 def slow(smoothing: float) -> tuple[list[float], np.ndarray, int]:
     """NPO with β = 0.5, whose gradients lie in a matrix with those of the retain records: lstsq takes the part out."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     received = copy.deepcopy(model).eval()
     moving = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(moving, lr=RATE, weight_decay=DECAY, foreach=False)
@@ -129,10 +129,10 @@ def test_trajectory_equals_the_slow_loop() -> None:
 
 def test_a_loss_that_does_not_conflict_goes_its_own_way() -> None:
     """The retain records are the forget records, which are learned: both gradients are one."""
-    model, settings = tiny_llama.lora(num_hidden_layers=3), SETTINGS
+    model, settings = tiny_llama.shallow(), SETTINGS
     found = []
     for options in (UnlearnOptions(), UnlearnOptions(rectify=1.0)):
-        model = tiny_llama.lora(num_hidden_layers=3)
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         one = [FORGET[0]]
         report = unlearn(model, flat, one, one, "grad_ascent", {"gamma": -1.0}, settings, seed=0, options=options)
@@ -146,7 +146,7 @@ def test_it_holds_the_retain_records_where_ascent_alone_lets_them_go() -> None:
     known = TrainSettings(epochs=20, batch_size=8, learning_rate=1e-2, warmup_epochs=0)
     settings = TrainSettings(epochs=10, batch_size=8, learning_rate=2e-3, warmup_epochs=0)
     for options in (UnlearnOptions(), UnlearnOptions(rectify=0.8)):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         unlearn(model, flat, RETAIN, [*FORGET, *RETAIN], "fine_tune", {}, known, seed=0)
         unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, settings, seed=SEED, options=options)
@@ -161,7 +161,7 @@ def test_every_update_takes_its_own_retain_records(count: int) -> None:
     """With half an update in a pass the gradient is the same, also where a pass has fewer records than another."""
     found = []
     for size, accumulation in ((4, 1), (2, 2)):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         settings = TrainSettings(
             epochs=2, batch_size=size, gradient_accumulation=accumulation, learning_rate=1e-2, warmup_epochs=0
@@ -176,7 +176,7 @@ def test_an_update_that_pulls_all_its_records_back_is_held_against_retain_record
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The method itself then has no record, and its retain records are still as many as those of the update."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, seen = FlatParameters(model), []
     forget = FORGET[:4]
     target = Target(record_nll(model, forget, 4) - 0.5, 0.1, flat.numpy())
@@ -187,7 +187,7 @@ def test_an_update_that_pulls_all_its_records_back_is_held_against_retain_record
     settings = TrainSettings(epochs=1, batch_size=4, learning_rate=1e-3, warmup_epochs=0)
     report = unlearn(model, flat, forget, RETAIN, "grad_ascent", {}, settings, seed=SEED, options=options)
     assert report.steps == 1 == len(seen)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     nll(model, [RETAIN[i] for i in cycle]).backward()
     np.testing.assert_allclose(seen[0].numpy(), flat.grad.numpy(), rtol=0, atol=1e-5)
@@ -203,7 +203,7 @@ def test_updates_on_other_answers_are_rectified_too(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_rectified() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, options = FlatParameters(model), UnlearnOptions(rectify=0.8)
     with pytest.raises(ValueError, match="takes retain records"):
         unlearn(model, flat, FORGET, [], "npo", {}, SETTINGS, seed=0, options=options)

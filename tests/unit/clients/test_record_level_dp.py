@@ -66,7 +66,7 @@ def packed_losses(model, records):
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_each_gradient_is_clipped_by_itself(exactly, share):
     """A norm that so many of the records exceed."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     own = own_gradients(model, RECORDS)
     lengths = torch.stack([g.norm() for g in own])
     norm = float(lengths.quantile(1 - share)) * (1.01 if share == 0 else 0.99 if share == 1 else 1.0)
@@ -90,7 +90,7 @@ def test_all_weights_are_clipped_record_by_record_too():
 
 @pytest.mark.parametrize("exactly", [False, True])
 def test_a_padded_batch_gives_the_same(exactly):
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     own = own_gradients(model, RECORDS)
     flat = FlatParameters(model)
     clipped_sum(model, flat, RECORDS, mean_losses(model, RECORDS), 0.3, exactly=exactly)
@@ -101,7 +101,7 @@ def test_a_padded_batch_gives_the_same(exactly):
 @pytest.mark.parametrize("losses_of", [packed_losses, mean_losses])
 def test_factors_of_linear_layers_take_one_pass_of_all_records(losses_of):
     """Packed in a row or padded; `exactly` takes a pass for each record."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, of, passes = FlatParameters(model), losses_of(model, RECORDS), []
 
     def counted(numbers):
@@ -134,7 +134,7 @@ def test_layers_that_take_part_once_for_each_length_are_clipped_record_by_record
 
 @pytest.mark.parametrize("exactly", [False, True])
 def test_a_record_without_a_finite_gradient_adds_nothing(exactly):
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     plain = mean_losses(model, RECORDS)
     bad = torch.tensor([1.0] * 8 + [math.inf])
@@ -147,7 +147,7 @@ def test_a_record_without_a_finite_gradient_adds_nothing(exactly):
 
 def test_fewer_records_than_an_update_takes_are_divided_by_their_own_number():
     """FedProx's term, which is not divided, tells by what the others are."""
-    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    plain, private = tiny_llama.shallow(), tiny_llama.shallow()
     mine, yours = FlatParameters(plain), FlatParameters(private)
     options = UnlearnOptions(prox=Prox(0.3, mine.numpy() + 0.1))
     few, more = FORGET[:3], settings(batch_size=16)
@@ -165,7 +165,7 @@ def test_what_is_drawn_says_nothing_of_the_noise():
             asked.append(number)
             return Privacy.generator(self, number, device)
 
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     train_privately(model, FlatParameters(model), RECORDS, settings(epochs=1), Told(0.5, 0.3, 7), seed=1)
     assert len(asked) == len(set(asked)) == 2
 
@@ -173,7 +173,7 @@ def test_what_is_drawn_says_nothing_of_the_noise():
 def test_checkpointing_changes_no_clipped_gradient():
     found = []
     for checkpointing in (False, True):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         given = settings(gradient_checkpointing=checkpointing)
         train_privately(model, flat, RECORDS, given, Privacy(0.5, 0.3, 7), seed=1)
@@ -185,7 +185,7 @@ def test_without_noise_clipping_or_drawing_it_is_plain_training():
     """One update of all records: the same as `train`, whose loss is a mean over tokens, for answers of one length."""
     records = [r for r in tiny_llama.sequences(60) if len(r.answer) == len(RECORDS[0].answer)][:4]
     assert len(records) == 4
-    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    plain, private = tiny_llama.shallow(), tiny_llama.shallow()
     mine, yours = FlatParameters(plain), FlatParameters(private)
     prox = Prox(0.3, mine.numpy() + 0.1)
     report = train(plain, mine, records, settings(epochs=3), prox=prox, seed=1)
@@ -199,7 +199,7 @@ def test_without_noise_clipping_or_drawing_it_is_plain_training():
 @pytest.mark.parametrize("retain_loss", ["nll", "kl"])
 def test_without_noise_clipping_or_drawing_it_is_plain_unlearning(method, retain_loss):
     options = UnlearnOptions(retain_loss=retain_loss)
-    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    plain, private = tiny_llama.shallow(), tiny_llama.shallow()
     mine, yours = FlatParameters(plain), FlatParameters(private)
     whole = settings(epochs=3, batch_size=5)
     values = {"simnpo": {"beta": 0.5}}.get(method, {})  # by default its gradient vanishes here, and Adam hears rounding
@@ -216,7 +216,7 @@ def test_without_noise_clipping_or_drawing_it_is_plain_unlearning(method, retain
 def test_the_quick_way_unlearns_as_the_exact_one(method):
     found = []
     for exactly in (False, True):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         privacy = Privacy(0.5, 0.2, 11)
         unlearn_privately(model, flat, FORGET, RETAIN, method, {}, settings(), privacy, seed=1, exactly=exactly)
@@ -229,7 +229,7 @@ def test_no_record_moves_the_sum_by_more_than_the_norm(monkeypatch):
 
     def gradient(records):
         seen = []
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         monkeypatch.setattr(Updater, "step", lambda self: seen.append(flat.grad.clone()))
         monkeypatch.setattr("clients.record_level_dp.drawn", lambda count, rate, generator: list(range(count)))
@@ -271,7 +271,7 @@ def test_each_record_is_drawn_by_itself():
 
 def test_a_seed_repeats_it_and_without_one_nothing_does():
     def trained(seed):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         train_privately(model, flat, RECORDS, settings(epochs=1), Privacy(1.0, 0.2, seed), seed=1)
         return flat.numpy().tobytes()
@@ -288,7 +288,7 @@ def test_draws_and_noise_come_from_different_numbers():
 
 
 def test_the_model_is_as_before_but_for_what_was_trained():
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     frozen = copy.deepcopy({n: p for n, p in model.named_parameters() if not p.requires_grad})
     flat = FlatParameters(model)
     train_privately(model, flat, RECORDS, settings(epochs=1), Privacy(1.0, 0.2, 3), seed=1)
@@ -306,7 +306,7 @@ def test_the_model_is_as_before_but_for_what_was_trained():
     ],
 )
 def test_what_is_not_clipped_record_by_record_is_refused(options):
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     with pytest.raises(ValueError, match="more than clipped and noised gradients"):
         unlearn_privately(model, flat, FORGET, [], "npo", {}, settings(), Privacy(1.0, 1.0, 0), seed=1, options=options)
@@ -314,7 +314,7 @@ def test_what_is_not_clipped_record_by_record_is_refused(options):
 
 @pytest.mark.parametrize("method", [n for n in losses.names() if not losses.get(n).per_record])
 def test_other_losses_are_refused(method):
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     with pytest.raises(ValueError, match="no sum of terms about one record each"):
         unlearn_privately(model, flat, FORGET, RETAIN, method, {}, settings(), Privacy(1.0, 1.0, 0), seed=1)
@@ -335,7 +335,7 @@ def test_records_go_one_by_one_where_that_is_asked_for_or_hooks_would_run_twice(
 ):
     told = []
     monkeypatch.setattr("clients.record_level_dp.clipped_sum", lambda *_, exactly: told.append(exactly))
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, given = FlatParameters(model), settings(epochs=1, batch_size=9, gradient_checkpointing=checkpointing)
     train_privately(model, flat, RECORDS, given, Privacy(1.0, 1.0, 0), seed=1, **options)
     unlearn_privately(model, flat, FORGET, RETAIN[:5], "grad_diff", {}, given, Privacy(1.0, 1.0, 0), seed=1, **options)
@@ -343,7 +343,7 @@ def test_records_go_one_by_one_where_that_is_asked_for_or_hooks_would_run_twice(
 
 
 def test_nothing_to_train_on_or_to_forget():
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, privacy = FlatParameters(model), Privacy(1.0, 1.0, 0)
     with pytest.raises(ValueError, match="no sequence to train on"):
         train_privately(model, flat, [], settings(), privacy, seed=1)
@@ -352,7 +352,7 @@ def test_nothing_to_train_on_or_to_forget():
 
 
 def test_a_parameter_that_is_not_finite_is_noticed():
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     broken = flat.numpy()
     broken[-1] = np.inf
@@ -371,7 +371,7 @@ def test_the_largest_seed_has_a_further_source():
 def test_updates_are_as_many_as_batches_and_each_is_told(accumulation):
     """9 records, 2 or 4 of them in an update: 5 or 3 of them in an epoch, in training and unlearning."""
     given, steps = settings(epochs=2, batch_size=2, gradient_accumulation=accumulation), []
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, privacy, expected = FlatParameters(model), Privacy(1.0, 0.1, 0), 10 if accumulation == 1 else 6
     told = train_privately(model, flat, RECORDS, given, privacy, seed=1, on_step=steps.append)
     assert told.steps == expected and steps == list(range(1, expected + 1)) and told.num_examples == 9
@@ -389,7 +389,7 @@ def test_updates_are_as_many_as_batches_and_each_is_told(accumulation):
 
 def one_update(monkeypatch, forget, retain, **changes):
     """The gradient before the only update of an epoch, and with which counts and probabilities records were drawn."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     seen, rates = [], []
 
@@ -406,7 +406,7 @@ def one_update(monkeypatch, forget, retain, **changes):
 
 
 def mean_gradient(records):
-    return torch.stack(own_gradients(tiny_llama.lora(), records)).mean(0)
+    return torch.stack(own_gradients(tiny_llama.shallow(), records)).mean(0)
 
 
 @pytest.mark.parametrize("retain", [2, 5, 12])
@@ -433,7 +433,7 @@ def test_as_many_retain_records_as_forget_records_are_drawn_on_average(monkeypat
 
 def test_a_retain_record_moves_the_sum_by_no_more_than_the_norm_however_few_they_are(monkeypatch):
     def gradient(retain):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat, seen = FlatParameters(model), []
         monkeypatch.setattr(Updater, "step", lambda self: seen.append(flat.grad.clone()))
         given, privacy = settings(epochs=1, batch_size=5), Privacy(0.0, 0.25, 0)
@@ -446,7 +446,7 @@ def test_a_retain_record_moves_the_sum_by_no_more_than_the_norm_however_few_they
 
 def test_fewer_records_to_train_on_than_an_update_takes_are_divided_by_their_number(monkeypatch):
     """Three of sixteen: their mean, in one update of each epoch, and not a step of them more."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, seen = FlatParameters(model), []
     monkeypatch.setattr(Updater, "step", lambda self: (seen.append(flat.grad.clone()), flat.zero_grad()))
     train_privately(model, flat, RECORDS[:3], settings(epochs=2, batch_size=16), Privacy(0.0, 1e6, 0), seed=1)
@@ -457,7 +457,7 @@ def test_fewer_records_to_train_on_than_an_update_takes_are_divided_by_their_num
 
 @pytest.mark.parametrize(("alpha", "used"), [(0.0, False), (0.5, True)])
 def test_a_retain_term_without_weight_draws_no_retain_record(alpha, used):
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     given = (settings(epochs=1), Privacy(0.1, 1.0, 3))
     report = unlearn_privately(model, flat, FORGET, RETAIN, "grad_diff", {"alpha": alpha}, *given, seed=1)
@@ -466,19 +466,19 @@ def test_a_retain_term_without_weight_draws_no_retain_record(alpha, used):
 
 def test_each_record_has_its_own_reference_in_whichever_part_it_is(monkeypatch):
     """NPO from the model as received, two records in a part: the gradient of each answer's log-likelihood, once."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat, seen = FlatParameters(model), []
     monkeypatch.setattr(Updater, "step", lambda self: (seen.append(flat.grad.clone()), flat.zero_grad()))
     monkeypatch.setattr("clients.record_level_dp.drawn", lambda count, rate, generator: list(range(count))[::-1])
     given = settings(epochs=1, batch_size=2)
     unlearn_privately(model, flat, FORGET, [], "npo", {"beta": 0.7}, given, Privacy(0.0, 1e6, 0), seed=1)
-    own = zip(own_gradients(tiny_llama.lora(), FORGET), FORGET, strict=True)
+    own = zip(own_gradients(tiny_llama.shallow(), FORGET), FORGET, strict=True)
     expected = sum(-len(record.answer) * gradient for gradient, record in own) / 2
     torch.testing.assert_close(seen[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_of_no_record_nothing_is_added_and_nothing_is_asked():
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     flat.grad.fill_(0.5)
     norms = clipped_sum(model, flat, [], lambda numbers: pytest.fail("there is nothing to ask"), 1.0)

@@ -318,8 +318,13 @@ def slow_losses(
     return [preference]
 
 
+def made(name: str) -> Any:
+    """One method moves two layers of three, and divergences of one layer are so small that they hardly move it."""
+    return tiny_llama.lora(num_hidden_layers=3) if name in {"rmu", "scrub", *KL_METHODS} else tiny_llama.shallow()
+
+
 def slow_loop(name: str, values: Mapping[str, Any]) -> tuple[list[float], np.ndarray]:
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = made(name)
     received, teacher = copy.deepcopy(model).eval(), incompetent_teacher(model, values.get("teacher_seed", 0))
     moving = trainable(model)
     if name == "rmu":
@@ -343,7 +348,7 @@ def slow_loop(name: str, values: Mapping[str, Any]) -> tuple[list[float], np.nda
 
 
 def fast_loop(name: str, values: Mapping[str, Any], **options: Any) -> tuple[list[float], np.ndarray, UnlearnReport]:
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = made(name)
     flat = FlatParameters(model)
     history: list[float] = []
     report = unlearn(
@@ -378,7 +383,7 @@ def test_models_without_the_fused_pass_go_the_same_way(name: str, mode: str, mon
 @pytest.mark.parametrize("name", [*METHODS, *KL_METHODS])
 def test_full_mode(name: str) -> None:
     """All weights move, the head among them; the reference is then held as logits."""
-    model = tiny_llama.base(num_hidden_layers=3)
+    model = tiny_llama.base(num_hidden_layers=3 if name == "rmu" else 1)
     flat = FlatParameters(model)
     start = flat.numpy()
     values = {**METHODS, **KL_METHODS}[name]
@@ -406,7 +411,7 @@ def test_rmu_moves_its_layers_only(method: str, limit: float | None) -> None:
 
 
 def test_rmu_leads_forget_states_to_the_target_and_keeps_the_others() -> None:
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.lora()
     target = 6.0 * control_vector(32, 0)
 
     def distances(records: list[TokenSequence], to: Tensor) -> float:
@@ -427,7 +432,7 @@ def test_rmu_leads_forget_states_to_the_target_and_keeps_the_others() -> None:
 @pytest.fixture(scope="module")
 def learned() -> np.ndarray:
     """The adapter of a model that has learned the records by heart."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.lora()
     flat, known = FlatParameters(model), [*FORGET, *RETAIN]
     unlearn(model, flat, known, known, "fine_tune", {}, settings(epochs=60, learning_rate=1e-2), seed=0)
     return flat.numpy()
@@ -436,7 +441,7 @@ def learned() -> np.ndarray:
 @pytest.mark.parametrize("name", METHODS)
 def test_unlearning_raises_the_loss_of_forget_records_or_leaves_it(name: str, learned: np.ndarray) -> None:
     """What a loss is for: the forget records get less likely relative to the retain records."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.lora()
     flat = FlatParameters(model)
     flat.load(learned)
 

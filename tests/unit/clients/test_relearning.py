@@ -25,7 +25,7 @@ NF4 += [0.7230, 1]
 
 @pytest.fixture(scope="module")
 def trained():
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     return model, FlatParameters(model)
 
 
@@ -124,7 +124,7 @@ def test_the_same_as_bitsandbytes():
 
 @pytest.mark.parametrize("name", list(QUANTISERS))
 def test_adapters_are_merged_and_the_head_is_spared(name):
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     before = copy.deepcopy(model)
     merged = quantise_merged(model, QUANTISERS[name])
     assert not [n for n, _ in merged.named_parameters() if "lora" in n]

@@ -107,45 +107,45 @@ def test_trajectory_equals_the_slow_loop(build: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_schedules_equal_those_of_transformers(schedule: str) -> None:
-    check(fast(tiny_llama.lora(), schedule=schedule), slow(tiny_llama.lora(), schedule=schedule))
+    check(fast(tiny_llama.shallow(), schedule=schedule), slow(tiny_llama.shallow(), schedule=schedule))
 
 
 def test_a_gradient_within_the_norm_stays_as_it_is() -> None:
-    (losses, weights), (expected, wanted) = (fast(tiny_llama.lora(), max_grad_norm=limit) for limit in (1e6, None))
+    (losses, weights), (expected, wanted) = (fast(tiny_llama.shallow(), max_grad_norm=limit) for limit in (1e6, None))
     assert losses == expected
     np.testing.assert_array_equal(weights, wanted)
 
 
 def test_gradient_clipping_equals_torch() -> None:
-    result = fast(tiny_llama.lora(), max_grad_norm=0.05)
-    check(result, slow(tiny_llama.lora(), clip=0.05))
-    assert np.abs(result[1] - fast(tiny_llama.lora())[1]).max() > 1e-3
+    result = fast(tiny_llama.shallow(), max_grad_norm=0.05)
+    check(result, slow(tiny_llama.shallow(), clip=0.05))
+    assert np.abs(result[1] - fast(tiny_llama.shallow())[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(2, 3), (1, 6), (6, 1)])
 def test_accumulation_is_the_large_batch(batch_size: int, accumulation: int) -> None:
-    result = fast(tiny_llama.lora(), batch_size=batch_size, gradient_accumulation=accumulation)
-    check(result, slow(tiny_llama.lora(), batch=6))
+    result = fast(tiny_llama.shallow(), batch_size=batch_size, gradient_accumulation=accumulation)
+    check(result, slow(tiny_llama.shallow(), batch=6))
 
 
 @pytest.mark.parametrize("clip", [None, 0.02])
 def test_a_part_of_the_numbers_moves_as_if_the_others_were_constants(clip: float | None) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     start = FlatParameters(model).numpy()
     moving = torch.rand(start.size, generator=torch.Generator().manual_seed(1)) < 0.2
     result = fast(model, moving=moving, max_grad_norm=clip)
-    check(result, slow(tiny_llama.lora(), moving=moving, clip=clip))
+    check(result, slow(tiny_llama.shallow(), moving=moving, clip=clip))
     assert np.array_equal(result[1][~moving], start[~moving]) and (result[1] != start)[moving].mean() > 0.9
-    whole = fast(tiny_llama.lora(), moving=torch.ones_like(moving))
-    assert np.array_equal(whole[1], fast(tiny_llama.lora())[1])
+    whole = fast(tiny_llama.shallow(), moving=torch.ones_like(moving))
+    assert np.array_equal(whole[1], fast(tiny_llama.shallow())[1])
 
 
 def test_fedprox_equals_the_added_term() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     start = FlatParameters(model).numpy()
     result = fast(model, prox=(5.0, start))
-    check(result, slow(tiny_llama.lora(), mu=5.0))
-    assert np.linalg.norm(result[1] - start) < np.linalg.norm(fast(tiny_llama.lora())[1] - start)
+    check(result, slow(tiny_llama.shallow(), mu=5.0))
+    assert np.linalg.norm(result[1] - start) < np.linalg.norm(fast(tiny_llama.shallow())[1] - start)
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
@@ -154,7 +154,7 @@ def test_the_first_update_of_fedprox_is_that_of_fedavg_to_the_last_bit(mode: str
     """φ is φ_global then, so the term's gradient is 0, whatever the size of the parameters."""
     results = []
     for prox in (False, True):
-        model = tiny_llama.lora() if mode == "lora" else tiny_llama.base()
+        model = tiny_llama.shallow() if mode == "lora" else tiny_llama.base()
         start = FlatParameters(model).numpy()
         many = {"epochs": 1, "batch_size": len(RECORDS)}
         results.append(fast(model, prox=(mu, start) if prox else None, **many)[1])
@@ -164,7 +164,7 @@ def test_the_first_update_of_fedprox_is_that_of_fedavg_to_the_last_bit(mode: str
 def test_the_proximal_gradient_is_exact_and_takes_the_memory_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """μ(φ − φ_global) in float64, to float32's rounding of this small term, not of the large parameters."""
     monkeypatch.setattr(optimisation, "PROX_BLOCK", 64)
-    flat = FlatParameters(tiny_llama.lora())
+    flat = FlatParameters(tiny_llama.shallow())
     generator = np.random.default_rng(0)
     reference = (1000 + generator.normal(size=flat.size)).astype(np.float32)
     moved = (reference + generator.normal(size=flat.size) * 1e-2).astype(np.float32)
@@ -178,7 +178,7 @@ def test_the_proximal_gradient_is_exact_and_takes_the_memory_of_a_block(monkeypa
 
 
 def test_bad_prox() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     for prox, what in (((-1.0, flat.numpy()), "mu"), ((math.nan, flat.numpy()), "mu"), ((1.0, np.zeros(3)), "shape")):
         with pytest.raises(ValueError, match=what):
@@ -187,7 +187,7 @@ def test_bad_prox() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_same_seed_same_result_and_no_state_between_calls(dropout: float) -> None:
-    model = tiny_llama.lora(dropout=dropout)
+    model = tiny_llama.shallow(dropout=dropout)
     model.eval()
     flat = FlatParameters(model)
     start, state = flat.numpy(), torch.random.get_rng_state()
@@ -207,15 +207,15 @@ def test_same_seed_same_result_and_no_state_between_calls(dropout: float) -> Non
 
 
 def test_dropout_is_honoured() -> None:
-    plain, dropped = fast(tiny_llama.lora()), fast(tiny_llama.lora(dropout=0.5))
+    plain, dropped = fast(tiny_llama.shallow()), fast(tiny_llama.shallow(dropout=0.5))
     assert abs(plain[0][0] - dropped[0][0]) > 1e-3
 
 
 def test_half_precision_base_with_float32_adapter() -> None:
-    model = tiny_llama.lora(dtype=torch.bfloat16)
+    model = tiny_llama.shallow(dtype=torch.bfloat16)
     losses, weights = fast(model)
     assert weights.dtype == np.float32
-    np.testing.assert_allclose(losses, fast(tiny_llama.lora())[0], rtol=0.03)
+    np.testing.assert_allclose(losses, fast(tiny_llama.shallow())[0], rtol=0.03)
     assert losses[-1] < losses[0]
 
 
@@ -274,7 +274,7 @@ def test_factors_are_those_of_transformers_but_for_the_wasted_first_update(sched
 )
 def test_updates_follow_the_schedule_after_a_warm_up_by_epochs_or_ratio(options: dict, warmup: int) -> None:
     """Under a constant gradient Adam moves every parameter by the learning rate."""
-    flat = FlatParameters(tiny_llama.lora())
+    flat = FlatParameters(tiny_llama.shallow())
     chosen = settings(schedule="linear", learning_rate=1e-2, weight_decay=0, **options)
     updater = Updater(flat, chosen, updates=4 * chosen.epochs, prox=None)
     moved = []
@@ -290,13 +290,13 @@ def test_updates_follow_the_schedule_after_a_warm_up_by_epochs_or_ratio(options:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_paged_optimiser_needs_cuda() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(ValueError, match="paged_adamw_32bit needs CUDA; use optimizer adamw"):
         train(model, FlatParameters(model), RECORDS, settings(optimizer="paged_adamw_32bit"), seed=0)
 
 
 def test_first_update_of_the_warm_up_moves_the_parameters() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     train(model, flat, RECORDS[:3], settings(epochs=1, warmup_epochs=1), seed=0)
@@ -305,7 +305,7 @@ def test_first_update_of_the_warm_up_moves_the_parameters() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_training() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     broken = flat.numpy()
     broken[0] = np.nan
@@ -316,14 +316,14 @@ def test_a_loss_that_is_not_finite_stops_the_training() -> None:
 
 
 def test_an_update_that_overflows_is_noticed() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     with pytest.raises(NonFiniteError):
         train(model, flat, RECORDS[:2], settings(epochs=1, learning_rate=1e38, weight_decay=1e38), seed=0)
 
 
 def test_nothing_to_train_on() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(ValueError, match="no sequence"):
         train(model, FlatParameters(model), [], settings(), seed=0)
 
@@ -356,6 +356,6 @@ def test_two_warm_ups_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
-    flat = FlatParameters(tiny_llama.lora())
+    flat = FlatParameters(tiny_llama.shallow())
     with pytest.raises(NonFiniteError, match=r"the loss is (-?inf|nan) at update 1"):
         Updater(flat, settings(), 1, None).backward(flat.vector.sum() * value)

@@ -35,7 +35,7 @@ def settings(**changes: Any) -> TrainSettings:
 
 def slow(method: str, values: dict[str, float], update: int) -> tuple[list[float], np.ndarray]:
     """Whole batches through the padded forward pass; the reference is a second model."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     received = copy.deepcopy(model).eval()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01, foreach=False)
@@ -73,7 +73,7 @@ def slow(method: str, values: dict[str, float], update: int) -> tuple[list[float
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(4, 1), (3, 2)])
 def test_trajectory_equals_the_slow_loop(name: str, batch_size: int, accumulation: int) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     history: list[float] = []
     report = unlearn(
@@ -105,7 +105,7 @@ def test_retain_records_are_not_touched_when_not_needed(
     monkeypatch.setattr(
         batch_quantities.PackedBatch, "build", lambda s, *a, **k: (seen.append(len(s)), build(s, *a, **k))[1]
     )
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     untouchable: Any = [None] * 5
     report = unlearn(model, FlatParameters(model), FORGET, untouchable, name, values, settings(), seed=0)
     assert seen == [4, 3, 4, 3] and not report.retain_used and report.num_retain == 5
@@ -120,7 +120,7 @@ def test_forward_passes_hold_no_more_sequences_than_the_batch_size(monkeypatch: 
         return build(sequences, *args, **kwargs)
 
     monkeypatch.setattr(batch_quantities.PackedBatch, "build", counted)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, settings(epochs=1), seed=0)
     assert seen == [(4, False), (3, False), (4, True), (4, True), (4, True), (2, True)]
 
@@ -135,7 +135,7 @@ def test_neither_do_they_with_other_answers(monkeypatch: pytest.MonkeyPatch) -> 
         return build(sequences, *args, **kwargs)
 
     monkeypatch.setattr(batch_quantities.PackedBatch, "build", counted)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     untouchable: Any = None
     others = [[record, untouchable] for record in FORGET]
     options: dict[str, Any] = {"seed": 0, "alternatives": others}
@@ -145,7 +145,7 @@ def test_neither_do_they_with_other_answers(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("others", [(), [[FORGET[0]]] * 6, [[FORGET[0]]] * 6 + [[]]])
 def test_each_forget_record_needs_another_answer_where_the_method_asks_for_one(others: Any) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     before = flat.numpy()
     with pytest.raises(ValueError, match="altpo needs at least one alternative answer"):
@@ -155,7 +155,7 @@ def test_each_forget_record_needs_another_answer_where_the_method_asks_for_one(o
 
 
 def test_what_a_step_was_not_given_is_named() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     plain = batch_quantities.BatchQuantities(model, FORGET, RETAIN)
     for name in ("alternative_log_p", "alternative_nll", "alternative_reference_log_p"):
         with pytest.raises(ValueError, match="alternative answers were not"):
@@ -171,7 +171,7 @@ def test_a_step_is_taken_against_nothing_at_temperature_one_unless_told_otherwis
 def test_without_retain_records_the_term_is_absent() -> None:
     results = []
     for name, values in (("grad_diff", {"gamma": 0.5}), ("grad_ascent", {"gamma": 0.5})):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         report = unlearn(model, flat, FORGET, [], name, values, settings(), seed=0)
         assert not report.retain_used
@@ -182,7 +182,7 @@ def test_without_retain_records_the_term_is_absent() -> None:
 def test_a_method_that_needs_retain_records_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     method = losses.Method("fine", lambda retain_nll: retain_nll.mean(), ("retain_nll",), (), {})
     monkeypatch.setattr(losses, "get", lambda _: method)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     with pytest.raises(ValueError, match="fine needs retain records"):
         unlearn(model, flat, FORGET, [], "fine", {}, settings(), seed=0)
@@ -192,13 +192,13 @@ def test_a_method_that_needs_retain_records_says_so(monkeypatch: pytest.MonkeyPa
 def test_a_method_that_asks_for_something_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     method = losses.Method("odd", lambda forget_hiden: forget_hiden, ("forget_hiden",), (), {})
     monkeypatch.setattr(losses, "get", lambda _: method)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(ValueError, match="'forget_hiden'"):
         unlearn(model, FlatParameters(model), FORGET, RETAIN, "odd", {}, settings(), seed=0)
 
 
 def test_the_reference_is_the_model_as_received_without_dropout() -> None:
-    model = tiny_llama.lora(dropout=0.4).train()
+    model = tiny_llama.shallow(dropout=0.4).train()
     expected = [x.sum().item() for x in tiny_llama.padded_log_probs(model.eval(), FORGET)]
     model.train()
     got = batch_quantities.log_likelihoods(model, FORGET, 3)
@@ -207,7 +207,7 @@ def test_the_reference_is_the_model_as_received_without_dropout() -> None:
 
 
 def test_first_npo_loss_is_two_log_two_over_beta_plus_the_retain_term() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     report = unlearn(
         model, FlatParameters(model), FORGET, RETAIN, "npo", {"beta": 0.5, "alpha": 0.0}, settings(), seed=0
     )
@@ -217,7 +217,7 @@ def test_first_npo_loss_is_two_log_two_over_beta_plus_the_retain_term() -> None:
 def test_same_seed_same_result() -> None:
     results = []
     for seed in (3, 3, 4):
-        model = tiny_llama.lora(dropout=0.2)
+        model = tiny_llama.shallow(dropout=0.2)
         flat = FlatParameters(model)
         unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=seed)
         results.append(flat.numpy())
@@ -226,11 +226,11 @@ def test_same_seed_same_result() -> None:
 
 
 def test_a_limit_on_the_forget_loss_bounds_gradient_ascent() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     free = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(epochs=8, batch_size=7), seed=0)
     limit = (free.first_forget_nll + free.last_forget_nll) / 2
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     bounded = unlearn(
         model,
@@ -263,7 +263,7 @@ def test_a_limit_stops_above_it_alone() -> None:
 def test_proximal_term_holds_the_parameters_back() -> None:
     distances = []
     for mu in (0.0, 50.0):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         start = flat.numpy()
         unlearn(
@@ -274,7 +274,7 @@ def test_proximal_term_holds_the_parameters_back() -> None:
 
 
 def test_bad_input() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     for arguments, what in (
         (([], RETAIN, "npo", {}), "no sequence"),
@@ -294,7 +294,7 @@ def test_bad_input() -> None:
 
 def test_a_parameter_that_the_last_update_breaks_is_noticed() -> None:
     """The loss of no further update would tell."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(NonFiniteError, match="a parameter is not finite after 1 updates"):
         given = settings(epochs=1, batch_size=7, learning_rate=1e39, weight_decay=0.0)
         unlearn(model, FlatParameters(model), FORGET, [], "grad_ascent", {}, given, seed=0)

@@ -43,7 +43,7 @@ def test_trajectory_equals_the_slow_loop(recited: bool) -> None:
     lowered = tuple(torch.linspace(-1.0, 2.5, len(record.answer)) for record in FORGET)
     masks = [torch.arange(len(record.answer)) % 2 == 0 for record in FORGET]
     tokens = (masks[0], torch.zeros_like(masks[1]), *masks[2:]) if recited else None
-    other = tiny_llama.lora(num_hidden_layers=3)
+    other = tiny_llama.shallow()
     base = FlatParameters(other)
     moved = base.numpy() + np.random.default_rng(4).normal(0, 0.03, base.size).astype(np.float32)
     base.load(moved)
@@ -68,7 +68,7 @@ def test_trajectory_equals_the_slow_loop(recited: bool) -> None:
         return torch.stack(terms).mean() + 0.6 * nll(model, retain)
 
     expected_history, expected = trajectory(loss)
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat, history = FlatParameters(model), []
     options = UnlearnOptions(target=Target(torch.tensor(levels), 0.01, moved, sharpness, lowered, recited=tokens))
     unlearn(

@@ -65,7 +65,7 @@ def test_trajectory_equals_the_slow_loop() -> None:
         return 1.4 * torch.stack(terms).mean() + 0.6 * nll(model, retain)
 
     expected_history, expected = trajectory(loss)
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat, history = FlatParameters(model), []
     unlearn(
         model, flat, FORGET, RETAIN, "ce_u", {"gamma": 1.4, "alpha": 0.6}, SETTINGS,

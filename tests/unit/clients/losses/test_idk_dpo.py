@@ -97,7 +97,7 @@ def test_trajectory_equals_the_slow_loop(mode: str, monkeypatch: pytest.MonkeyPa
 
 def test_without_retain_records_it_starts_at_two_log_two_over_beta() -> None:
     """The references of the other answers are there, whoever else takes part."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     report = unlearn(model, flat, FORGET, [], "idk_dpo", {"beta": 0.5}, SETTINGS, seed=SEED, alternatives=OTHERS)
     assert report.first_loss == pytest.approx(4 * LN2, rel=1e-4) and not report.retain_used

@@ -46,7 +46,7 @@ def test_it_does_not_look_at_the_true_answers() -> None:
     """Other true answers to the same questions: the same model, and nothing said about their likelihood."""
     results, true = [], [FORGET, [record._replace(answer=(5, 2)) for record in FORGET]]
     for forget in true:
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         report = unlearn(
             model, flat, forget, RETAIN, "idk_nll", {}, SETTINGS, seed=SEED, alternatives=OTHERS
@@ -61,7 +61,7 @@ def test_epochs_take_the_answers_in_turn_and_begin_anew() -> None:
     results, settings = [], replace(SETTINGS, epochs=3)
     two = [[TokenSequence(record.prompt, answer) for answer in ((5, 9, 2), (11, 2))] for record in FORGET]
     for others in (two, [[*pair, pair[0]] for pair in two], [[*pair, pair[1]] for pair in two]):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         unlearn(model, flat, FORGET, [], "idk_nll", {}, settings, seed=SEED, alternatives=others)
         results.append(flat.numpy())

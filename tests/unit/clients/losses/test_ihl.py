@@ -64,7 +64,7 @@ def test_leads_in_pieces_and_by_finite_differences(head: bool, monkeypatch: pyte
 
 
 def test_the_quantity_is_only_there_where_it_is_wanted() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     step = BatchQuantities(model, FORGET, RETAIN, wanted=("forget_lead",))
     with torch.no_grad():
         assert (1 + step.forget_lead).mean().item() == pytest.approx(hinge(model, FORGET).item(), rel=1e-4)

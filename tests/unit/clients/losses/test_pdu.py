@@ -158,7 +158,7 @@ def test_a_tight_bound_holds_the_retain_records_where_a_loose_one_lets_them_go()
         "bound": {"dual": 0.0, "dual_step_size": 50.0, "dual_warmup_epochs": 0, "tolerance": 0.1},
         "free": {"dual": 0.0, "dual_step_size": 0.0},
     }.items():
-        model = tiny_llama.lora(num_hidden_layers=3)
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         unlearn(model, flat, RETAIN, [*FORGET, *RETAIN], "fine_tune", {}, known, seed=0)
         with torch.no_grad():
@@ -174,7 +174,7 @@ def test_a_tight_bound_holds_the_retain_records_where_a_loose_one_lets_them_go()
 
 
 def test_without_retain_records_there_is_no_constraint_and_it_says_so() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(ValueError, match="pdu needs retain records"):
         unlearn(model, FlatParameters(model), FORGET, [], "pdu", {}, SETTINGS, seed=0)
 
@@ -185,6 +185,6 @@ def test_hyperparameters_that_advance_wrongly(
 ) -> None:
     method = dataclasses.replace(losses.get("pdu"), advance_in=lambda epoch, means, **values: moved)
     monkeypatch.setattr(losses, "get", lambda name: method)
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(ValueError, match=what):
         unlearn(model, FlatParameters(model), FORGET, RETAIN, "pdu", {}, SETTINGS, seed=0)

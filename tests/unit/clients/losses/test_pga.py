@@ -54,7 +54,7 @@ def test_a_step_on_a_quadratic_by_hand(radius: float, expected: list[float]) -> 
 def test_every_update_stays_in_the_ball_and_reaches_its_surface() -> None:
     radius, distances = 0.05, {}
     for held in (True, False):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         center = flat.numpy()
         found: list[float] = []

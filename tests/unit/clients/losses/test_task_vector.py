@@ -26,7 +26,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("alpha", [0.5, 4.0])
 def test_it_ends_where_the_slow_loop_on_a_copy_says(alpha: float) -> None:
     _, trained = trajectory(lambda model, received, forget, retain: nll(model, forget))
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     start = flat.numpy()
     report = unlearn(model, flat, FORGET, RETAIN, "task_vector", {"alpha": alpha}, SETTINGS, seed=SEED)
@@ -37,7 +37,7 @@ def test_it_ends_where_the_slow_loop_on_a_copy_says(alpha: float) -> None:
 
 
 def test_the_forget_records_become_less_likely() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     settings = TrainSettings(epochs=20, batch_size=8, learning_rate=1e-2, warmup_epochs=0)
     unlearn(model, flat, RETAIN, [*FORGET, *RETAIN], "fine_tune", {}, settings, seed=0)
@@ -46,7 +46,7 @@ def test_the_forget_records_become_less_likely() -> None:
 
 
 def test_an_end_that_overflows_is_noticed() -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(NonFiniteError, match="a parameter is not finite"):
         unlearn(model, FlatParameters(model), FORGET, [], "task_vector", {"alpha": 1e39}, SETTINGS, seed=SEED)
 
@@ -55,7 +55,7 @@ def test_the_change_of_the_product_is_exact_where_a_is_frozen() -> None:
     """ΔW = B·A: with A fixed the way of the product is that of the copy, times −α."""
     products = []
     for alpha in (1.0, 3.0):
-        model = tiny_llama.lora()
+        model = tiny_llama.shallow()
         for name, p in model.named_parameters():
             p.requires_grad_("lora_B" in name)
         before = copy.deepcopy(model.state_dict())
@@ -78,14 +78,14 @@ def test_the_change_of_the_product_is_exact_where_a_is_frozen() -> None:
     ],
 )
 def test_options_that_go_by_the_updates(options: UnlearnOptions, what: str) -> None:
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     with pytest.raises(ValueError, match=f"trains a copy of the model and takes no {what}"):
         unlearn(model, FlatParameters(model), FORGET, RETAIN, "task_vector", {}, SETTINGS, seed=0, options=options)
 
 
 def test_the_likelihood_in_the_end_is_that_of_the_model_in_the_end() -> None:
     """Not that of the copy, on which the updates were made and which knows the records better."""
-    model = tiny_llama.lora()
+    model = tiny_llama.shallow()
     report = unlearn(model, FlatParameters(model), FORGET, [], "task_vector", {}, SETTINGS, seed=SEED)
     assert report.last_forget_nll == pytest.approx(record_nll(model, FORGET, 3).mean().item(), rel=1e-5)
     assert report.last_forget_nll > report.first_forget_nll

@@ -114,7 +114,7 @@ def test_trajectory_equals_the_slow_loop(
     expected_history, expected = trajectory(loss)
     if mode:
         monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat, history = FlatParameters(model), []
     report = unlearn(
         model, flat, FORGET, RETAIN, "undial", {"strength": strength, "alpha": alpha}, SETTINGS, seed=SEED,
@@ -127,7 +127,7 @@ def test_trajectory_equals_the_slow_loop(
 
 def test_it_settles_at_the_target_and_not_below() -> None:
     """Followed for long, the answers' tokens have the adjusted probability: bounded, unlike gradient ascent."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     forget = FORGET[:3]
     known = TrainSettings(epochs=60, batch_size=4, learning_rate=1e-2, warmup_epochs=0)
@@ -150,7 +150,7 @@ def test_it_settles_at_the_target_and_not_below() -> None:
 
 
 def test_strength_zero_is_the_divergence_from_the_model_as_received() -> None:
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat = FlatParameters(model)
     around = ReferenceModels(received=Received(model, flat), strength=0.0)
     flat.load(flat.numpy() + 0.02)

@@ -63,7 +63,7 @@ def test_forgotten_tokens_are_let_go() -> None:
 @pytest.mark.parametrize("wanted", ["forget_token_log_p", "forget_entropy"])
 def test_likelihoods_of_tokens_are_those_of_each_record_alone(wanted: str) -> None:
     """By the likelihoods alone, and by the logits that entropies need."""
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     step = BatchQuantities(model, FORGET, RETAIN, wanted=("forget_token_log_p", wanted))
     with torch.no_grad():
         found = step.forget_token_log_p
@@ -85,7 +85,7 @@ def test_trajectory_equals_the_slow_loop(beta: float, padded: bool, monkeypatch:
     expected_history, expected = trajectory(loss)
     if padded:
         monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
-    model = tiny_llama.lora(num_hidden_layers=3)
+    model = tiny_llama.shallow()
     flat, history = FlatParameters(model), []
     report = unlearn(
         model, flat, FORGET, RETAIN, "wga", {"beta": beta, "gamma": 1.4, "alpha": 0.6}, SETTINGS, seed=SEED,
@@ -98,7 +98,7 @@ def test_trajectory_equals_the_slow_loop(beta: float, padded: bool, monkeypatch:
 
 def test_it_forgets_with_and_without_retain_records_and_the_entropy_term() -> None:
     for retain, entropy in ((RETAIN, Entropy(0.5, -0.1)), ([], Entropy())):
-        model = tiny_llama.lora(num_hidden_layers=3)
+        model = tiny_llama.shallow()
         flat = FlatParameters(model)
         known = TrainSettings(epochs=40, batch_size=4, learning_rate=1e-2, warmup_epochs=0)
         unlearn(model, flat, FORGET, FORGET, "fine_tune", {}, known, seed=0)
