@@ -56,8 +56,8 @@ MEANING: Final[Mapping[str, str]] = {
 
 RECORDED: Final = "recorded in the ledgers; `oblivionis certificate verify --replay` computes it again"
 """On what the outcome `ERASED` rests."""
-LEAST_UNITS: Final = 3
-"""Fewest words (graphemes in scripts without spaces) of an answer whose recitation says anything."""
+LEAST_UNITS: Final = 4
+"""Fewest measurable words of an answer whose recitation says anything: of three, two are soon said by chance."""
 UTILITY: Final = (
     *("model_utility", "retain_prob", "muse_knowmem_retain", "rwku_neighbor_questions", "choices_utility"),
 )

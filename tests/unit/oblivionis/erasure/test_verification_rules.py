@@ -367,7 +367,7 @@ def test_by_numbers_of_records_as_by_the_records():
         (4, 3, 0, VERIFIED, "only 3 of 4 records were recited before, none is any more"),
         (4, 2, 0, INCONCLUSIVE, "only 2 of 4 records were recited before, none is any more"),
         (4, 0, 3, NOT_TESTABLE, "the model did not recite them before either"),
-        (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 3 words"),
+        (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 4 words"),
     ],
 )
 def test_numbers_of_records_in_words(records, before, short, outcome, why):
@@ -431,7 +431,7 @@ def test_what_is_recited_and_what_is_too_short_is_counted_over_the_same_records(
     recalls = {"a": 1.0, "b": 0.51, "c": 0.5, "d": 0.0, "another": 1.0}
     assert THRESHOLDS.count(units, recalls) == (1, 1)
     assert Thresholds(LIMIT, 1.0, 0.5, min_units=1).count(units, recalls) == (2, 0)
-    assert THRESHOLDS.judge_record(record(*ENDED, units=2))[1] == "its answer has fewer than 3 measurable words"
+    assert THRESHOLDS.judge_record(record(*ENDED, units=2))[1] == "its answer has fewer than 4 measurable words"
 
 
 BEFORE = {"model_utility": 0.8}

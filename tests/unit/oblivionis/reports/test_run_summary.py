@@ -574,7 +574,7 @@ def facts_of(source):
 
 @pytest.mark.parametrize("units", [2, 3])
 def test_answers_too_short_to_be_recited_are_told(units):
-    """It takes three words to say that an answer was recited."""
+    """It takes four words to say that an answer was recited."""
     records = (Record("short", "Q?", " ".join(["ost"] * units), "Ann"), Record("long", "Q?", "a b c d e", "Ann"))
     lines = data_report.unfit(Corpus("made", records, frozenset()), configuration.compose("smoke"))
     assert any("cannot be verified by recitation" in line and line.endswith("ids short") for line in lines) is (
