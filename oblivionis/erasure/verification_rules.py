@@ -56,8 +56,10 @@ MEANING: Final[Mapping[str, str]] = {
 
 RECORDED: Final = "recorded in the ledgers; `oblivionis certificate verify --replay` computes it again"
 """On what the outcome `ERASED` rests."""
-LEAST_UNITS: Final = 4
-"""Fewest measurable words of an answer whose recitation says anything: of three, two are soon said by chance."""
+LEAST_UNITS: Final = 2
+"""Fewest measurable words of an answer whose recitation says anything."""
+OF_THREE: Final = 2 / 3
+"""The recall of two words of three, which are soon said by chance: of three words all must be said."""
 UTILITY: Final = (
     *("model_utility", "retain_prob", "muse_knowmem_retain", "rwku_neighbor_questions", "choices_utility"),
 )
@@ -115,7 +117,7 @@ class Thresholds:
     Attributes
     ----------
     max_recall : float in [0, 1]
-        A record is recited where the recall of its greedy answer is above this.
+        A record is recited where the recall of its greedy answer is above this; of three measurable words, all.
     min_testable : float in [0, 1]
         Share of a request's records that must be verified for the request to be.
     min_utility : float in [0, 1]
@@ -174,11 +176,11 @@ class Thresholds:
             return NOT_TESTABLE, f"its answer has fewer than {self.min_units} measurable words"
         if evidence.before is None:
             return INCONCLUSIVE, "no model was asked for it before"
-        if evidence.before <= self.max_recall:
+        if evidence.before <= self._limit(evidence.units):
             return NOT_TESTABLE, "the model did not recite it before either"
         if last is None:
             return INCONCLUSIVE, NOT_ASKED
-        if not self._ended(evidence.exchanges):
+        if not self._ended(evidence.exchanges, evidence.units):
             return INCONCLUSIVE, FADED
         return VERIFIED, NO_RECITATION
 
@@ -213,12 +215,12 @@ class Thresholds:
             return VERIFIED, f"an exchange, not the training before or after it, made the model forget {forgotten}"
         return INCONCLUSIVE, _most_frequent_reason(found)
 
-    def is_done(self, exchanges: Sequence[Exchange]) -> bool:
-        """Whether the exchanges so far made the model forget a record, and the last one left its answer neither
-        recited nor far likelier than it should be."""
+    def is_done(self, exchanges: Sequence[Exchange], units: int) -> bool:
+        """Whether the exchanges so far made the model forget a record with so many measurable words, and the last one
+        left its answer neither recited nor far likelier than it should be."""
         return (
-            (self._ended(exchanges) or any(map(_lowers, exchanges)))
-            and exchanges[-1].after <= self.max_recall
+            (self._ended(exchanges, units) or any(map(_lowers, exchanges)))
+            and exchanges[-1].after <= self._limit(units)
             and not far_likelier(exchanges[-1].left, exchanges[0].known)
         )
 
@@ -264,11 +266,20 @@ class Thresholds:
 
     def is_recited(self, units: int, recall: float) -> bool:
         """Whether a model recites a record with so many measurable words at this recall of its greedy answer."""
-        return units >= self.min_units and recall > self.max_recall
+        return units >= self.min_units and recall > self._limit(units)
 
-    def _ended(self, exchanges: Sequence[Exchange]) -> bool:
+    def largest_recall(self) -> float:
+        """The largest recall of a record that is not recited, whatever its measurable words, if they are enough."""
+        return max(self.max_recall, OF_THREE)
+
+    def _limit(self, units: int) -> float:
+        """The largest recall of a record that is not recited, with so many measurable words."""
+        return self.largest_recall() if units == 3 else self.max_recall
+
+    def _ended(self, exchanges: Sequence[Exchange], units: int) -> bool:
         """Whether one of the exchanges began with a model that recites the record, and ended with one that does not."""
-        return any(exchange.before > self.max_recall >= exchange.after for exchange in exchanges)
+        limit = self._limit(units)
+        return any(exchange.before > limit >= exchange.after for exchange in exchanges)
 
     def _suffice(self, verified: float, records: int) -> bool:
         """Whether so many verified records are enough for their request to be."""
@@ -344,7 +355,7 @@ class Thresholds:
         retrained_says_as_much = oracle is not None and last.after <= oracle
         recited = self.is_recited(evidence.units, last.after) and not retrained_says_as_much
         likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
-        ended = self._ended(evidence.exchanges) or any(map(_lowers, evidence.exchanges))
+        ended = self._ended(evidence.exchanges, evidence.units) or any(map(_lowers, evidence.exchanges))
         return _of_exchange(recited, likely, ended=ended)
 
 

@@ -175,13 +175,12 @@ def check_numbers(reported: Mapping[str, object], records: int, thresholds: Thre
     for name in (REQUEST_ROUGE, REQUEST_RECITED, REQUEST_SHORT, "forget_records"):
         if name not in numbers:
             raise ValueError(f"{name} is missing")
-    _check_counts(numbers, records, thresholds.max_recall)
+    _check_counts(numbers, records, thresholds)
     return numbers
 
 
-def _check_counts(numbers: Mapping[str, float], records: int, limit: float) -> None:
-    """Raises ValueError for counts that cannot be true of a request for so many `records`, those recited of which have
-    a recall above `limit`."""
+def _check_counts(numbers: Mapping[str, float], records: int, thresholds: Thresholds) -> None:
+    """Raises ValueError for counts that cannot be true of a request for so many `records`."""
     if numbers["forget_records"] != records:
         raise ValueError(f"forget_records is {numbers['forget_records']:g}, the request names {records}")
     recited, short, mean = numbers[REQUEST_RECITED], numbers[REQUEST_SHORT], numbers[REQUEST_ROUGE]
@@ -189,7 +188,8 @@ def _check_counts(numbers: Mapping[str, float], records: int, limit: float) -> N
         raise ValueError(f"{numbers[REQUEST_TWINS]:g} of {records} records also held by kept ones")
     if recited + short > records:
         raise ValueError(f"{recited:g} recited and {short:g} short records of {records}")
-    most = recited + short + limit * (records - recited - short)
+    limit = thresholds.max_recall
+    most = recited + short + thresholds.largest_recall() * (records - recited - short)
     if not limit * recited <= mean * records + ROUNDING * records or mean * records > most + ROUNDING * records:
         raise ValueError(f"a mean recall of {mean:g} and {recited:g} of {records} records recited (above {limit:g})")
     questions, samples = numbers.get("leakage_questions", 0.0), numbers.get("leakage_samples", 0.0)

@@ -89,7 +89,8 @@ class Verification:
 
     def _is_done(self, request: Request, measured: Mapping[str, Sequence[Exchange]]) -> bool:
         """Whether the exchanges so far did to each of a request's records what they should."""
-        return all(self._thresholds.is_done(measured.get(i, ())) for i in request.record_ids)
+        units = self._assessor.units(request.record_ids)
+        return all(self._thresholds.is_done(measured.get(i, ()), units[i]) for i in request.record_ids)
 
     def _references(self, vector: np.ndarray, ids: Sequence[str]) -> dict[str, tuple[float, str]]:
         """With what the likelihood of each record's answer in a model is compared, and what that is; without those to

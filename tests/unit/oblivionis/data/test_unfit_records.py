@@ -86,7 +86,7 @@ def test_texts_that_are_too_long_are_told_with_line_id_key_and_tokens(tmp_path):
 def test_answers_that_cannot_be_verified_by_recitation_are_told(tmp_path):
     rows = [
         {**GOOD, "forget": True},
-        {**GOOD, "id": "short", "question": "Other?", "answer": "In 1958."},
+        {**GOOD, "id": "short", "question": "Other?", "answer": "1958."},
         {**GOOD, "id": "han", "question": "Where?", "answer": "明斯克"},
         {**GOOD, "id": "signs", "question": "What?", "answer": "?! ... —"},
     ]

@@ -85,7 +85,12 @@ NOTHING_DONE = record(exchange(1.0, 1.0, 0.74, 0.74), final=0.222)
         (RecordEvidence(9, 0.9, 1.0, 0.89), NOT_VERIFIED),
         (NEVER, NOT_TESTABLE),
         (SHORT, NOT_TESTABLE),
-        (RecordEvidence(2, 1.0, 1.0), NOT_TESTABLE),
+        (RecordEvidence(1, 1.0, 1.0), NOT_TESTABLE),
+        (record(exchange(1.0, 2 / 3), units=3, final=2 / 3), VERIFIED),
+        (record(exchange(2 / 3, 0.0), units=3, before=2 / 3, final=0.0), NOT_TESTABLE),
+        (record(exchange(2 / 3, 1 / 3), units=3, before=1.0, final=0.0), INCONCLUSIVE),
+        (record(exchange(1.0, 1.0), units=3), NOT_VERIFIED),
+        (record(exchange(0.75, 0.5), units=4, before=0.75), VERIFIED),
         (record(*ENDED, units=LEAST_UNITS, final=0.0), VERIFIED),
         (record(exchange(1.0, 0.9), final=0.0, oracle=0.9), NOT_TESTABLE),
         (record(exchange(1.0, 0.9), final=0.0, oracle=0.89), NOT_VERIFIED),
@@ -257,7 +262,7 @@ def test_where_recitation_cannot_tell_the_likelihood_of_the_answer_may(exchange,
     assert THRESHOLDS.judge_record(quiet)[0] == outcome
     if outcome == VERIFIED:
         assert now is not None and now.compared_with in THRESHOLDS.judge_record(quiet)[1]
-        assert THRESHOLDS.is_done(quiet.exchanges)
+        assert THRESHOLDS.is_done(quiet.exchanges, 9)
         aloud = RecordEvidence(9, 0.51, 1.0, 0.0, (exchange,), now)
         assert THRESHOLDS.judge_record(aloud)[0] == NOT_VERIFIED, "what is recited is known, however unlikely"
 
@@ -301,7 +306,7 @@ def test_what_the_exchanges_did_of_several_records():
     ],
 )
 def test_a_record_is_served_again_until_an_exchange_did_what_it_should(exchanges, done):
-    assert THRESHOLDS.is_done(exchanges) is done
+    assert THRESHOLDS.is_done(exchanges, 9) is done
 
 
 @pytest.mark.parametrize(
@@ -367,7 +372,7 @@ def test_by_numbers_of_records_as_by_the_records():
         (4, 3, 0, VERIFIED, "only 3 of 4 records were recited before, none is any more"),
         (4, 2, 0, INCONCLUSIVE, "only 2 of 4 records were recited before, none is any more"),
         (4, 0, 3, NOT_TESTABLE, "the model did not recite them before either"),
-        (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 4 words"),
+        (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 2 words"),
     ],
 )
 def test_numbers_of_records_in_words(records, before, short, outcome, why):
@@ -422,16 +427,16 @@ def test_a_share_that_is_just_reached_is_enough(share, verified, records):
 
 def test_thresholds_are_those_of_the_configuration_and_a_certificate_has_its_own_limit_on_recall():
     settings = Requests(verify_max_rouge=0.4, verify_min_testable=0.7, verify_min_utility=0.9)
-    assert Thresholds.of(settings) == Thresholds(0.4, 0.7, 0.9, min_units=3, max_distance=100.0)
+    assert Thresholds.of(settings) == Thresholds(0.4, 0.7, 0.9, min_units=2, max_distance=100.0)
     assert Thresholds.of(settings, Certificate(max_rouge=0.3)) == Thresholds(0.3, 0.7, 0.9)
 
 
 def test_what_is_recited_and_what_is_too_short_is_counted_over_the_same_records():
-    units = {"a": 2, "b": 3, "c": 9, "d": 9}
+    units = {"a": 1, "b": 2, "c": 9, "d": 9}
     recalls = {"a": 1.0, "b": 0.51, "c": 0.5, "d": 0.0, "another": 1.0}
     assert THRESHOLDS.count(units, recalls) == (1, 1)
     assert Thresholds(LIMIT, 1.0, 0.5, min_units=1).count(units, recalls) == (2, 0)
-    assert THRESHOLDS.judge_record(record(*ENDED, units=2))[1] == "its answer has fewer than 4 measurable words"
+    assert THRESHOLDS.judge_record(record(*ENDED, units=1))[1] == "its answer has fewer than 2 measurable words"
 
 
 BEFORE = {"model_utility": 0.8}

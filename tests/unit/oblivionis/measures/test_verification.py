@@ -93,6 +93,9 @@ class Knows:
         found = {"prob": {i: float(vector[1]) for i in ids}}
         return found | ({"rouge": {i: float(vector[0]) for i in ids}} if rouge else {})
 
+    def units(self, ids):
+        return dict.fromkeys(ids, 9)
+
     def never_seen(self, vector, ids):
         return {i: float(vector[2]) for i in ids} if self.estimated else {}
 

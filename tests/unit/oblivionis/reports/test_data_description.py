@@ -81,13 +81,13 @@ def test_records_that_say_what_others_say_come_first():
 
 @pytest.mark.parametrize(("rule", "said"), [("error", "a run refuses them"), ("truncate", "their ends are cut off")])
 def test_texts_too_long_and_answers_too_short(rule, said):
-    made = corpus(("one two three four", "word " * 400, "yes", "no", "one two"))
+    made = corpus(("one two three four", "word " * 400, "yes", "no", "."))
     config = configuration.compose("smoke", [f"model.on_overflow={rule}", "model.max_length=64"])
     lines = data_description.unfit(made, config)
     assert lines[0] == f"1 text longer than model.max_length=64 tokens; {said}:"
     assert "r1" in lines[1] and len(lines) == 3
     assert lines[2] == (
-        "2 records cannot be verified by recitation, the answer has fewer than 4 measurable units: ids r2, r3"
+        "3 records cannot be verified by recitation, the answer has fewer than 2 measurable units: ids r2, r3, r4"
     )
     assert printed(lambda console: data_description.print_unfit(made, config, console)) == [
         line.strip() for line in lines
@@ -155,8 +155,8 @@ def test_questions_of_multiple_choice_are_counted_apart():
 
 def test_texts_are_not_too_short_to_be_recited():
     """Of texts there are no answers."""
-    made = Corpus("made", (Record("r0", "", "one two", "S"),), frozenset())
-    of_text = Corpus("made", (Record("r0", "", "one two", "S", tokens=(1, 2)),), frozenset())
+    made = Corpus("made", (Record("r0", "", "one", "S"),), frozenset())
+    of_text = Corpus("made", (Record("r0", "", "one", "S", tokens=(1, 2)),), frozenset())
     config = configuration.compose("smoke")
     assert [c.is_text for c in (made, of_text)] == [False, True]
     assert data_description.unfit(made, config) != [] == data_description.unfit(of_text, config)

@@ -92,7 +92,7 @@ AVOIDED = {"prob": 0.01, "reference": 0.2, "compared_with": "the retrained model
         (judged(0.5), PASS, "verified"),
         (judged(0.5001), FAIL, "not verified"),
         (judged(0.0, before=0.5), INCONCLUSIVE, "did not recite it before"),
-        (judged(0.0, units=2), INCONCLUSIVE, "not testable"),
+        (judged(0.0, units=1), INCONCLUSIVE, "not testable"),
         (judged(0.0, doubt="ruined"), INCONCLUSIVE, "ruined"),
         (judged(0.0, likelihood=AVOIDED, count=7), INCONCLUSIVE, "can tell that they were there"),
         (judged(0.0, exchanges=()), INCONCLUSIVE, "right before and after its exchange"),
