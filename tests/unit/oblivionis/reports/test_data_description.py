@@ -87,7 +87,7 @@ def test_texts_too_long_and_answers_too_short(rule, said):
     assert lines[0] == f"1 text longer than model.max_length=64 tokens; {said}:"
     assert "r1" in lines[1] and len(lines) == 3
     assert lines[2] == (
-        "3 records cannot be verified by recitation, the answer has fewer than 2 measurable units: ids r2, r3, r4"
+        "1 record cannot be verified by recitation, the answer has fewer than 2 measurable units: ids r4"
     )
     assert printed(lambda console: data_description.print_unfit(made, config, console)) == [
         line.strip() for line in lines
