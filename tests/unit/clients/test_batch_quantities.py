@@ -11,6 +11,7 @@ from support import tiny_llama
 from torch import Tensor
 
 from clients.batch_quantities import QUANTITIES, BatchQuantities, ReferenceModels, References, log_likelihoods
+from clients.calibrated_forgetting import kept_predictions
 from clients.flat_parameters import FlatParameters
 from clients.reference_models import Received, incompetent_teacher
 from evaluation.engine.forward import AnswerRows, answer_rows, packed_batch
@@ -165,6 +166,36 @@ def test_the_retain_loss_is_the_one_that_was_chosen(situation: Any, kind: str, s
         BatchQuantities(model, FORGET, [], wanted=["retain_loss"], around=around._replace(retain_loss=kind)).retain_loss
         is None
     )
+
+
+@pytest.mark.parametrize("kind", ["nll", "kl"])
+def test_held_records_are_not_learned_whatever_the_retain_loss(situation: Any, kind: str) -> None:
+    model, around, expected = situation
+    held = [False, True, True, False]
+    step = BatchQuantities(
+        model, [], RETAIN, wanted=["retain_loss"], references=GIVEN._replace(retain_held=torch.tensor(held)),
+        around=around._replace(retain_loss=kind, holds=True),
+    )  # fmt: skip
+    own = expected["retain_nll" if kind == "nll" else "retain_reference_kl"]
+    mixed = [expected["retain_reference_kl"][i] if held[i] else own[i] for i in range(4)]
+    compared(step, {"retain_loss": mixed}, ["retain_loss"])
+
+
+def test_what_the_received_model_says_may_be_kept(situation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its predictions give the same divergences without it, record by record, if they take little enough memory."""
+    model, around, expected = situation
+    assert around.received is not None
+    with around.received.in_place():
+        kept = [kept_predictions(model, records, 2) for records in (FORGET, RETAIN)]
+        assert kept_predictions(model, [], 2) == ()
+        monkeypatch.setattr("clients.calibrated_forgetting.KEPT_BYTES", 100)
+        assert kept_predictions(model, RETAIN, 2) is None
+    names = ["forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl"]
+    step = BatchQuantities(
+        model, FORGET, RETAIN, wanted=names, references=GIVEN._replace(forget_rows=kept[0], retain_rows=kept[1]),
+        around=around._replace(received=None),
+    )  # fmt: skip
+    compared(step, expected, names)
 
 
 def test_a_target_whose_rows_are_known_is_the_one_that_the_base_model_gives(situation: Any) -> None:
