@@ -44,7 +44,7 @@ KL_METHODS: dict[str, dict[str, Any]] = {
 
 
 EPS = 1e-6
-"""AdamW's: with the usual 1e-8 a gradient of nothing but rounding, of a divergence from itself, moves like any other."""
+"""AdamW's: with the usual 1e-8 a gradient of rounding alone, of a divergence from itself, moves like any other."""
 
 
 def settings(**changes: Any) -> TrainSettings:
