@@ -35,7 +35,7 @@ GLOSSARY = {
     + ".",
     "Verification": "ROUGE-L recall, in any script and without the words of the question, of the final model's greedy "
     "answer to each record of the request: above `unlearning.requests.verify_max_rouge` it is recited. Verified takes "
-    "that each record was recited before, or far likelier than in a model that never saw it, that none is any more, "
+    "that each record was recited before, or far likelier than in a model trained without it, that none is any more, "
     "and a model that is still good for something.",
     "Forget loss": "Mean negative log-likelihood per answer token (nats) on the request's records, measured by the "
     "client before and after its unlearning, before the server averages.",
