@@ -164,7 +164,7 @@ def test_what_a_step_was_not_given_is_named() -> None:
 
 
 def test_a_step_is_taken_against_nothing_at_temperature_one_unless_told_otherwise() -> None:
-    assert batch_quantities.ReferenceModels() == (None, None, 1.0, 0.0, 0, "nll", None, 1.0)
+    assert batch_quantities.ReferenceModels() == (None, None, 1.0, 0.0, 0, "nll", False, None, 1.0)
     assert set(batch_quantities.References()) == {None}
 
 
