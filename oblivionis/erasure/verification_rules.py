@@ -2,7 +2,7 @@
 
 A request is `verified` only where every record was shown to be forgotten, and by an exchange: the model that an
 exchange began with knew it, the one that it ended with does not, and neither does the final model. A model knows what
-it recites, and an answer that it finds more than `FACTOR` times as likely as a model would that never saw it. What
+it recites, and an answer that it finds far likelier than a model would that never saw it (`far_likelier`). What
 training does before or after an exchange is no unlearning. What neither can show is said to be so. It is `erased
 exactly` where all rounds that its records had gone into were held again without them
 (`oblivionis.erasure.exact_proof`): that takes no measurement.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -157,9 +157,8 @@ class Thresholds:
     def judge_record(self, evidence: RecordEvidence) -> Finding:
         """Judge one record, as if it were alone in its request; by its likelihood where recitation cannot tell."""
         outcome, why = self._judge_recitation(evidence)
-        by_likelihood = _judge_likelihood(evidence) if outcome in (NOT_TESTABLE, INCONCLUSIVE) else None
-        if by_likelihood and (outcome == NOT_TESTABLE or by_likelihood[0] == VERIFIED):
-            return by_likelihood
+        if outcome in (NOT_TESTABLE, INCONCLUSIVE) and (lowered := _made_unlikely(evidence)):
+            return VERIFIED, lowered
         return outcome, why
 
     def _judge_recitation(self, evidence: RecordEvidence) -> Finding:
@@ -219,7 +218,7 @@ class Thresholds:
         """Whether the exchanges so far made the model forget a record with so many measurable words, and the last one
         left its answer neither recited nor far likelier than it should be."""
         return (
-            (self._ended(exchanges, units) or any(map(_lowers, exchanges)))
+            (self._ended(exchanges, units) or any(_lowers(each, exchanges[0].known) for each in exchanges))
             and exchanges[-1].after <= self._limit(units)
             and not far_likelier(exchanges[-1].left, exchanges[0].known)
         )
@@ -355,7 +354,8 @@ class Thresholds:
         retrained_says_as_much = oracle is not None and last.after <= oracle
         recited = self.is_recited(evidence.units, last.after) and not retrained_says_as_much
         likely = _likely([(_AFTER_ITS, last.left)], known, "its answer is")
-        ended = self._ended(evidence.exchanges, evidence.units) or any(map(_lowers, evidence.exchanges))
+        lowered = any(known is not None and _lowers(exchange, known) for exchange in evidence.exchanges)
+        ended = lowered or self._ended(evidence.exchanges, evidence.units)
         return _of_exchange(recited, likely, ended=ended)
 
 
@@ -378,29 +378,23 @@ def far_likelier(now: Likelihood | None, known: float | None) -> bool:
     return now.prob > FACTOR * now.reference and now.prob > math.sqrt(now.reference * known)
 
 
-def _lowers(exchange: Exchange) -> bool:
-    """Whether an exchange began with a model that finds an answer more than `FACTOR` times as likely as a model would
-    that never saw it, and ended with one that does not."""
-    return _is_known(exchange.known, exchange.left) is True and _is_known(exchange.left.prob, exchange.left) is False
+def _lowers(exchange: Exchange, known: float) -> bool:
+    """Whether an exchange began with a model that finds an answer far likelier than a model would that never saw it,
+    and ended with one that does not; nobody knows how much less likely wrong answers would be to such a model."""
+    left = exchange.left
+    was_far = far_likelier(replace(left, prob=exchange.known), known)
+    return left.compared_with != WRONG_ANSWERS and was_far and not far_likelier(left, known)
 
 
-def _is_known(prob: float, beside: Likelihood) -> bool | None:
-    """Whether an answer this likely is more than `FACTOR` times as likely as to a model that never saw it; None where
-    that model's likelihood is unknown: nobody knows how much less likely wrong answers would be to it."""
-    if beside.reference is None or beside.compared_with == WRONG_ANSWERS:
-        return None
-    return prob > FACTOR * beside.reference
-
-
-def _judge_likelihood(evidence: RecordEvidence) -> Finding | None:
-    """Judge one record by the likelihood of its answer alone; None where it was not shown to be known before."""
-    now, left = evidence.likelihood, evidence.left
-    if now is None or left is None or not any(_is_known(e.known, e.left) for e in evidence.exchanges):
-        return None
-    far = f"far likelier than in {left.compared_with} before its exchange"
-    if any(map(_lowers, evidence.exchanges)) and not any(_is_known(of.prob, of) in (True, None) for of in (left, now)):
-        return VERIFIED, f"{far}, not after it, and not in the final model"
-    return INCONCLUSIVE, f"its answer was {far}, and more than {FACTOR:g} times as likely after it, or at the end"
+def _made_unlikely(evidence: RecordEvidence) -> str:
+    """That an exchange made a record's answer no longer far likelier than it should be, in words; empty where it did
+    not, or where the final model cannot be compared."""
+    now, known = evidence.likelihood, evidence.known
+    if now is None or now.reference is None or known is None or _still_likely(evidence):
+        return ""
+    if not any(_lowers(exchange, known) for exchange in evidence.exchanges):
+        return ""
+    return f"far likelier than in {now.compared_with} before its exchange, not after it, and not in the final model"
 
 
 def of_twins(count: int) -> str:
