@@ -22,7 +22,13 @@ from oblivionis.runs.directory import RunDirectory
 pytestmark = pytest.mark.skipif(not is_fetched("smollm2"), reason="not fetched: oblivionis model fetch smollm2")
 SMALL = [
     *("data=fictitious", "data.authors=4", "data.questions_per_author=2", "data.forget_authors=1"),
-    *("data.holdout_authors=0", "federation.clients=2", "federation.fraction_train=1.0", "stages=[finetune,unlearn]"),
+    *(
+        "data.holdout_authors=0",
+        "data.reference_authors=0",
+        "federation.clients=2",
+        "federation.fraction_train=1.0",
+        "stages=[finetune,unlearn]",
+    ),
     *("federation.rounds.finetune=1", "federation.rounds.unlearn=1", "federation.local_epochs=1", "evaluation.every=0"),
     *("evaluation.at_start=false", "evaluation.full.questions_per_set=2", "evaluation.full.max_new_tokens=8"),
     *("evaluation.leakage.samples=0", "evaluation.leakage.full_samples=0", "evaluation.full.sets=[forget,world_facts]"),
