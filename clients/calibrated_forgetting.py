@@ -267,7 +267,7 @@ class Estimator:
         own = self.kept_own
         tokens = own.pop(records) if records in own else self._of_base(records, present)
         own[records] = tokens
-        while own and sum(kept.bytes_beside(self._model) for kept in own.values()) > KEPT_BYTES:
+        while own and sum(kept.kept_bytes(self._model) for kept in own.values()) > KEPT_BYTES:
             own.popitem(last=False)
         return tokens
 
@@ -290,7 +290,7 @@ class Estimator:
 
     def _keeps(self, tokens: Tokens) -> bool:
         """Whether predictions are small enough to be kept."""
-        return tokens.bytes_beside(self._model) <= KEPT_BYTES
+        return tokens.kept_bytes(self._model) <= KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class Tokens:
         rows = AnswerRows(torch.cat([part.values for part in predictions]), predictions[0].head)
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
 
-    def bytes_beside(self, model: nn.Module) -> int:
+    def kept_bytes(self, model: nn.Module) -> int:
         """Memory of the predictions, with the head where that is not the model's own."""
         values, head = self.rows.values, self.rows.head
         base: Any = base_model(model)
@@ -395,7 +395,7 @@ def kept_predictions(
     with evaluation_mode(model):
         first = Tokens.of(model, records[:1], 1)
         ratio = sum(len(record.answer) for record in records) / len(records[0].answer)
-        if first.bytes_beside(model) + (ratio - 1) * first.rows.values.nbytes > KEPT_BYTES:
+        if first.kept_bytes(model) + (ratio - 1) * first.rows.values.nbytes > KEPT_BYTES:
             return None
         return Tokens.of(model, records, batch_size).each()
 

@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from evaluation.engine.forward import AnswerRows
 
 ROWS = 128
+"""Answer tokens whose probabilities are computed at once."""
 LOGITS = 1 << 24
+"""Logits made from states that exist at once; those of more tokens are computed again for the gradient, in pieces."""
 
 
 class TokenStatistics(NamedTuple):

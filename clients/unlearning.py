@@ -101,6 +101,8 @@ def _checked_plan(
     """The plan of an unlearning; ValueError unless method, records and options go together."""
     if not records.forget:
         raise ValueError("no sequence to forget")
+    if options.held > len(records.retain):
+        raise ValueError(f"{options.held} of {len(records.retain)} retain records cannot be held")
     loss = losses.get(method)
     plan = UpdatePlan.of(loss, parameters, epochs, options, bool(records.retain))
     if loss.needs_alternatives and not (len(records.alternatives) == len(records.forget) and all(records.alternatives)):

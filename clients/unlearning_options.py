@@ -61,6 +61,8 @@ class UnlearnOptions:
     def __post_init__(self) -> None:
         if self.rectify is not None and not 0 < self.rectify <= 1:
             raise ValueError(f"rectify must lie in (0, 1] or be None, got {self.rectify}")
+        if self.held < 0:
+            raise ValueError(f"held must be at least 0, got {self.held}")
         if self.forget_nll_limit is not None and not self.forget_nll_limit > 0:
             raise ValueError(f"forget_nll_limit must be positive or None, got {self.forget_nll_limit}")
         if self.retain_loss not in RETAIN_LOSSES:
@@ -83,6 +85,7 @@ class UnlearnOptions:
             "forget_nll_limit": self.forget_nll_limit is not None,
             "target": self.target is not None,
             "rectify": self.rectify is not None,
+            "held": self.held > 0,
             "entropy": bool(self.entropy.forget or self.entropy.retain),
         }
         return next((name for name, is_set in given.items() if is_set), None)

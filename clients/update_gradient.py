@@ -140,12 +140,11 @@ class _ReceivedPredictions:
         if self.alternatives is not None and alternatives:
             replaced = torch.stack([self.alternatives[i][k] for i, k in zip(forget, alternatives, strict=True)])
         return References(
-            None if self.forget is None else self.forget[forget],
-            replaced,
-            None if self.retain is None else self.retain[retain],
-            None,
-            None if self.forget_rows is None else [self.forget_rows[i] for i in forget],
-            None if self.retain_rows is None else [self.retain_rows[i] for i in retain],
+            forget_log_p=None if self.forget is None else self.forget[forget],
+            alternative_log_p=replaced,
+            retain_nll=None if self.retain is None else self.retain[retain],
+            forget_rows=None if self.forget_rows is None else [self.forget_rows[i] for i in forget],
+            retain_rows=None if self.retain_rows is None else [self.retain_rows[i] for i in retain],
         )
 
 

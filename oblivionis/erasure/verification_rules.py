@@ -380,19 +380,24 @@ def far_likelier(now: Likelihood | None, known: float | None) -> bool:
 
 def _lowers(exchange: Exchange, known: float) -> bool:
     """Whether an exchange began with a model that finds an answer far likelier than a model would that never saw it,
-    and ended with one that does not; nobody knows how much less likely wrong answers would be to such a model."""
+    and ended with one that does not."""
     left = exchange.left
     was_far = far_likelier(replace(left, prob=exchange.known), known)
-    return left.compared_with != WRONG_ANSWERS and was_far and not far_likelier(left, known)
+    return _is_compared(left) and was_far and not far_likelier(left, known)
+
+
+def _is_compared(now: Likelihood) -> bool:
+    """Whether it is known how likely an answer would be to a model that never saw it."""
+    return now.reference is not None and now.compared_with != WRONG_ANSWERS
 
 
 def _made_unlikely(evidence: RecordEvidence) -> str:
     """That an exchange made a record's answer no longer far likelier than it should be, in words; empty where it did
-    not, or where the final model cannot be compared."""
-    now, known = evidence.likelihood, evidence.known
-    if now is None or now.reference is None or known is None or _still_likely(evidence):
+    not, or where the model right after the last exchange or the final one cannot be compared."""
+    now, left, known = evidence.likelihood, evidence.left, evidence.known
+    if now is None or left is None or known is None or not (_is_compared(now) and _is_compared(left)):
         return ""
-    if not any(_lowers(exchange, known) for exchange in evidence.exchanges):
+    if _still_likely(evidence) or not any(_lowers(exchange, known) for exchange in evidence.exchanges):
         return ""
     return f"far likelier than in {now.compared_with} before its exchange, not after it, and not in the final model"
 

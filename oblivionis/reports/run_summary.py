@@ -311,8 +311,8 @@ def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
     return Group(Text("Sample answers", style="bold"), table)
 
 
-def requests_line(run: RunDirectory, limit: float) -> str:
-    """One line on the deletion requests; empty when there were none. `limit`: the most that a verified one recalls."""
+def requests_line(run: RunDirectory) -> str:
+    """One line on the deletion requests; empty when there were none."""
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return ""
@@ -321,7 +321,7 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     line = f"{counted(len(requests), 'deletion request')} for {counted(records, 'record')}: {parts}"
     if states[VERIFIED]:
-        line += f" (known before, now ROUGE-L recall at most {limit:g})"
+        line += " (known before, and no more)"
     if states[ERASED]:
         line += f" ({RECORDED})"
     kinds = served_kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
@@ -407,7 +407,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False, answers: b
         parts += [Text(doubt, style="dim")] if doubt else []
     if answers and (shown := samples(run, config, list(metrics))):
         parts += [Text(), samples_table(shown)]
-    line = requests_line(run, config.unlearning.requests.verify_max_rouge)
+    line = requests_line(run)
     if line:
         parts.append(Text(line))
     parts += [Text(line) for line in unverified_lines(run)]

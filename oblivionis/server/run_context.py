@@ -13,11 +13,15 @@ import torch
 from flwr.app import ConfigRecord
 
 from clients import losses
+from clients.calibrated_forgetting import LEAST_REFERENCES
 from clients.update_plan import moved_layers
 from oblivionis import seeds
 from oblivionis.config import compose as configuration
+from oblivionis.config import dataset_traits
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
+from oblivionis.data.errors import DataError
+from oblivionis.data.records import Corpus
 from oblivionis.erasure.alternative_answers_check import check_alternatives
 from oblivionis.erasure.hidden_requests import seals
 from oblivionis.erasure.ledger import Ledger
@@ -106,6 +110,7 @@ class Server:
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         if asked:
             _check_moved_layers(config, self.assembled)
+            _check_references(config, corpus)
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = np.tile(self.assembled.flat.numpy(), config.federation.shards)
         self.shards = shards_of(config, self.holdings)
@@ -258,6 +263,18 @@ class Server:
                 "finished run with `start_from`"
             )
         return self.run.load_checkpoint("finetune").vector
+
+
+def _check_references(config: Config, corpus: Corpus) -> None:
+    """DataError for fewer records that nobody trains on than clients can judge by; what a node brings, it checks."""
+    if config.unlearning.target is None or config.data.on_clients:
+        return
+    count, key = len(corpus.evaluation.get("reference", ())), dataset_traits.of(config.data.name).references
+    if count < LEAST_REFERENCES:
+        raise DataError(
+            f"data.{key}: {count} reference records are too few to judge by; expected at least {LEAST_REFERENCES}, or "
+            "unlearning=npo, which takes none"
+        )
 
 
 def _check_moved_layers(config: Config, assembled: Assembled) -> None:

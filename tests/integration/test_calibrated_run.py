@@ -51,6 +51,17 @@ def finished(tmp_path_factory):
     return run, events, grid
 
 
+@pytest.mark.parametrize("unlearning", ["auto", "calibrated"])
+def test_references_that_are_too_few_to_judge_by_are_refused_before_the_first_round(unlearning, tmp_path):
+    few = ("data.questions_per_author=7", "data.reference_authors=1", f"unlearning={unlearning}")
+    refused = call("simulate", "smoke", *few, f"output={tmp_path}", "name=few")
+    assert refused.code == 2 and refused.err.strip().splitlines()[-1].endswith(
+        "data.reference_authors: 7 reference records are too few to judge by; expected at least 8, or unlearning=npo, "
+        "which takes none"
+    )
+    assert not (tmp_path / "few" / "metrics.jsonl").exists()
+
+
 def lines(run):
     return [json.loads(line) for line in run.ledger_path.read_text().splitlines()]
 

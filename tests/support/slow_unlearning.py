@@ -19,8 +19,10 @@ from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 RATE, DECAY, SIZE, EPOCHS, SEED = 2e-3, 0.01, 4, 2, 9
+EPS = 1e-6
+"""AdamW's: with the usual 1e-8 a gradient of rounding alone, of a divergence from itself, moves like any other."""
 SETTINGS = TrainSettings(
-    epochs=EPOCHS, batch_size=SIZE, learning_rate=RATE, weight_decay=DECAY, warmup_epochs=0, max_grad_norm=None
+    epochs=EPOCHS, batch_size=SIZE, learning_rate=RATE, weight_decay=DECAY, warmup_epochs=0, eps=EPS
 )
 
 OTHERS = [
@@ -79,7 +81,7 @@ def trajectory(loss: Batch) -> tuple[list[float], np.ndarray]:
     model = tiny_llama.shallow()
     received = copy.deepcopy(model).eval()
     moving = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(moving, lr=RATE, weight_decay=DECAY, foreach=False)
+    optimiser = torch.optim.AdamW(moving, lr=RATE, eps=EPS, weight_decay=DECAY, foreach=False)
     order, draws = torch.Generator().manual_seed(SEED), torch.Generator().manual_seed(SEED + 1)
     count = len(RETAIN)
     cycle = itertools.chain.from_iterable(torch.randperm(count, generator=draws).tolist() for _ in itertools.count())

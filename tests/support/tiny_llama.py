@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from support.model_copies import copied
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,7 +19,6 @@ VOCABULARY = 61
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-@copied
 def base(seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
@@ -42,7 +40,6 @@ def base(seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> Ll
     return model.to(dtype)
 
 
-@copied
 def lora(seed: int = 0, *, rank: int = 8, dropout: float = 0.0, zero_b: bool = False, **options: Any) -> Any:
     model = base(seed, **options)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=dropout, target_modules=MODULES)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.model_copies import copied
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -34,7 +33,6 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@copied
 def model(kind: str, *, seed: int = 0, **changes: Any) -> Any:
     """A model with random float32 weights that are far from zero, in evaluation mode."""
     torch.manual_seed(seed)

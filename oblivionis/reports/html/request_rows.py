@@ -49,7 +49,7 @@ def rows(run: RunDirectory, config: Config) -> h.Node:
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return h.p[with_code(SEALED if seals(config) else NONE)]
-    line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
+    line = report.requests_line(run)
     few = sorted(requests, key=lambda r: r.outcome in (*DONE, COVERED))[:MOST] if len(requests) > MOST else requests
     others = report.unverified_lines(run) if len(few) < len(requests) else []
     known = _Known(run, _probabilities(run), seen_by_oracle(run))

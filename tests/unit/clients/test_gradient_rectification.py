@@ -14,6 +14,7 @@ from support import tiny_llama
 from support.slow_unlearning import (
     DECAY,
     EPOCHS,
+    EPS,
     FORGET,
     RATE,
     RETAIN,
@@ -91,7 +92,7 @@ def slow(smoothing: float) -> tuple[list[float], np.ndarray, int]:
     model = tiny_llama.shallow()
     received = copy.deepcopy(model).eval()
     moving = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(moving, lr=RATE, weight_decay=DECAY, foreach=False)
+    optimiser = torch.optim.AdamW(moving, lr=RATE, eps=EPS, weight_decay=DECAY, foreach=False)
     order, draws = torch.Generator().manual_seed(SEED), torch.Generator().manual_seed(SEED + 1)
     count = len(RETAIN)
     cycle = itertools.chain.from_iterable(torch.randperm(count, generator=draws).tolist() for _ in itertools.count())

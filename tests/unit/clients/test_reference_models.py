@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_llama
+from support.slow_unlearning import EPS
 from torch import Tensor
 
 from clients import losses
@@ -41,10 +42,6 @@ KL_METHODS: dict[str, dict[str, Any]] = {
     "npo": {"beta": 0.3, "alpha": 0.6},
     "simnpo": {"beta": 2.0, "delta": 0.4, "alpha": 0.6},
 }
-
-
-EPS = 1e-6
-"""AdamW's: with the usual 1e-8 a gradient of rounding alone, of a divergence from itself, moves like any other."""
 
 
 def settings(**changes: Any) -> TrainSettings:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import tiny_llama
+from support import slow_unlearning, tiny_llama
+from torch import Tensor
 
 from clients import batch_quantities, losses
 from clients.entropy import Entropy
@@ -19,6 +20,7 @@ from clients.flat_parameters import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
 from clients.update_plan import UpdateKind
+from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -166,6 +168,33 @@ def test_what_a_step_was_not_given_is_named() -> None:
 def test_a_step_is_taken_against_nothing_at_temperature_one_unless_told_otherwise() -> None:
     assert batch_quantities.ReferenceModels() == (None, None, 1.0, 0.0, 0, "nll", False, None, 1.0)
     assert set(batch_quantities.References()) == {None}
+
+
+def test_held_records_are_the_last_ones_and_their_term_is_the_divergence_from_the_received_model() -> None:
+    """By the loop that is written out, with one retain term for records that are learned and one for those held."""
+    held = slow_unlearning.RETAIN[-2:]
+
+    def term(model: Any, received: Any, record: TokenSequence) -> Tensor:
+        if record not in held:
+            return slow_unlearning.nll(model, [record])
+        with torch.no_grad():
+            log_q = slow_unlearning.rows(received, record)
+        return (log_q.exp() * (log_q - slow_unlearning.rows(model, record))).sum(-1).mean()
+
+    def loss(model: Any, received: Any, forget: list[TokenSequence], retain: list[TokenSequence]) -> Tensor:
+        terms = torch.stack([term(model, received, record) for record in retain])
+        return -0.5 * slow_unlearning.nll(model, forget) + terms.mean()
+
+    expected_history, expected = slow_unlearning.trajectory(loss)
+    history, found = slow_unlearning.fast("grad_diff", {"gamma": 0.5}, options=UnlearnOptions(held=2))
+    np.testing.assert_allclose(history, expected_history, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize(("held", "what"), [(-1, "at least 0"), (6, "6 of 5 retain records cannot be held")])
+def test_more_records_than_there_are_cannot_be_held(held: int, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        slow_unlearning.fast("grad_diff", {}, options=UnlearnOptions(held=held))
 
 
 def test_without_retain_records_the_term_is_absent() -> None:

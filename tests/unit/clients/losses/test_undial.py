@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_llama
-from support.slow_unlearning import DECAY, EPOCHS, FORGET, RATE, RETAIN, SEED, SIZE, nll, rows, trajectory
+from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, rows, trajectory
 from torch import Tensor
 
 from clients.batch_quantities import BatchQuantities, ReferenceModels
@@ -23,9 +23,6 @@ from evaluation.engine.forward import AnswerRows
 from evaluation.engine.sequences import TokenSequence
 
 LN2, LN3 = math.log(2), math.log(3)
-SETTINGS = TrainSettings(
-    epochs=EPOCHS, batch_size=SIZE, learning_rate=RATE, weight_decay=DECAY, warmup_epochs=0, max_grad_norm=None
-)
 
 
 def target(log_q: Tensor, token: int, strength: float) -> Tensor:

@@ -243,6 +243,7 @@ LIKELY_BEFORE = Exchange(0.0, 0.0, 0.9, Likelihood(0.4, 0.2, RETRAINED))
         (LIKELY_BEFORE, Likelihood(0.43, 0.2, RETRAINED), 9, INCONCLUSIVE),
         (LIKELY_BEFORE, Likelihood(0.0, 0.2, RETRAINED), 9, VERIFIED),
         (LIKELY_BEFORE, None, 9, NOT_TESTABLE),
+        (LIKELY_BEFORE, Likelihood(0.2, 0.2, WRONG_ANSWERS), 9, NOT_TESTABLE),
         (LIKELY_BEFORE, Likelihood(0.2, None), 9, NOT_TESTABLE),
         (Exchange(0.0, 0.0, 0.4, Likelihood(0.2, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, NOT_TESTABLE),
         (Exchange(0.0, 0.0, 0.9, Likelihood(0.43, 0.2, RETRAINED)), Likelihood(0.2, 0.2, RETRAINED), 9, INCONCLUSIVE),
@@ -264,6 +265,12 @@ def test_where_recitation_cannot_tell_the_likelihood_of_the_answer_may(exchange,
         assert THRESHOLDS.is_done(quiet.exchanges, 9)
         aloud = RecordEvidence(9, 0.51, 1.0, 0.0, (exchange,), now)
         assert THRESHOLDS.judge_record(aloud)[0] == NOT_VERIFIED, "what is recited is known, however unlikely"
+
+
+def test_a_last_exchange_that_nothing_is_compared_with_leaves_open_what_an_earlier_one_did():
+    uncompared = Exchange(0.0, 0.0, 0.9, Likelihood(0.9, None))
+    found = RecordEvidence(9, 0.0, 0.4, 0.0, (LIKELY_BEFORE, uncompared), Likelihood(0.2, 0.2, RETRAINED))
+    assert THRESHOLDS.judge_record(found)[0] == NOT_TESTABLE
 
 
 def test_a_request_says_by_which_test_its_records_are_verified():

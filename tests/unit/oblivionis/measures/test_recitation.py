@@ -32,6 +32,6 @@ def test_of_a_text_every_word_counts() -> None:
 
 
 def test_an_answer_that_its_question_gives_has_no_word_to_be_recited() -> None:
-    told = Record("r", "Is Basil an author?", "Basil is an author.", "Basil")
-    assert recall([told.answer], [told]) == [0.0] and measurable_words(told) == 0
+    given = Record("r", "Is Basil an author?", "Basil is an author.", "Basil")
+    assert recall([given.answer], [given]) == [0.0] and measurable_words(given) == 0
     assert recall([], []) == []

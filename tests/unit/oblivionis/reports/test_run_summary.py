@@ -320,10 +320,10 @@ def test_long_empty_and_unprintable_answers(tmp_path):
 
 def test_the_line_on_requests(tmp_path):
     run, config = make_run(tmp_path, ["finetune"])
-    assert report.requests_line(run, 0.5) == ""
+    assert report.requests_line(run) == ""
     ask(run)
-    line = "2 deletion requests for 3 records: 1 pending, 1 verified (known before, now ROUGE-L recall at most 0.5)"
-    assert report.requests_line(run, 0.5) == line
+    line = "2 deletion requests for 3 records: 1 pending, 1 verified (known before, and no more)"
+    assert report.requests_line(run) == line
     assert line in summary(run, config)
     rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
     assert rows[1] == ["r0", "client 0: 2 records “its share” from round 1 on", "verified served in round 1"]
@@ -360,12 +360,12 @@ def test_the_kinds_of_requests_that_were_served(tmp_path):
             found = Judgement("not verified" if failed else "verified", "", 0.9 if failed else 0.1)
             ledger.verified(request.id, 2, found, 0.5)
     ledger.failed("l-7", 2, "needs retain <records>")
-    assert report.requests_line(run, 0.5) == (
-        "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (known before, now "
-        "ROUGE-L recall at most 0.5); served: 2 clients left, 1 subject on 3 clients, 2 single records"
+    assert report.requests_line(run) == (
+        "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (known before, "
+        "and no more); served: 2 clients left, 1 subject on 3 clients, 2 single records"
     )
     page = Page(run, config)
-    assert report.requests_line(run, 0.5) in page.text
+    assert report.requests_line(run) in page.text
     rows = {row[0]: row for row in next(t for t in page.tables if t[0][0] == "request")[1:]}
     one = "one demand with all requests of s"
     assert rows["s-1"][1] == f"client 1: 1 record about <b>Mara</b> from round 1 on; {one}"
