@@ -1,7 +1,7 @@
 """How well a model recites records by greedy decoding.
 
-What the question of a record says already is left out of the answer and of what the model says: a model that repeats
-the question has recited nothing.
+What the question of a record says already is left out of the answer: a model that repeats the question has recited
+nothing.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ def greedy_recall(
 
 
 def recall(texts: Sequence[str], records: Sequence[Record]) -> list[float]:
-    """ROUGE-L recall, in any script, of texts for the answers of records, by the words that their questions lack."""
-    if not texts:
-        return []
-    said = [" ".join(new_words(text, record.question)) for text, record in zip(texts, records, strict=True)]
+    """ROUGE-L recall, in any script, of texts for the answers of records, of which the questions' words are left out."""
     true = [" ".join(new_words(record.answer, record.question)) for record in records]
-    return rouge_l(said, true, any_script=True).recall.tolist()
+    return rouge_l(texts, true, any_script=True).recall.tolist() if texts else []
 
 
 def bare(record: Record) -> Record:
