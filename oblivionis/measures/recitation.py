@@ -45,7 +45,7 @@ def greedy_recall(
 
 
 def recall(texts: Sequence[str], records: Sequence[Record]) -> list[float]:
-    """ROUGE-L recall, in any script, of texts for the answers of records, of which the questions' words are left out."""
+    """ROUGE-L recall, in any script, of texts for the answers of records, without their questions' words."""
     true = [" ".join(new_words(record.answer, record.question)) for record in records]
     return rouge_l(texts, true, any_script=True).recall.tolist() if texts else []
 
