@@ -205,7 +205,9 @@ def _served(config: Config, model: Any, folder: Path) -> tuple[int, Any]:
 
 
 def _reads_distributions(config: Config) -> bool:
-    """Whether the unlearning loss uses entropies, divergences or margins, for which logits are made."""
+    """Whether a stage unlearns by entropies, divergences or margins, for which logits are made."""
+    if not _unlearns(config):
+        return False
     unlearning = config.unlearning
     names = extension_traits.code("unlearning", unlearning.method).quantities
     by_logits = not BY_LOGITS.isdisjoint(names) or unlearning.retain_loss == "kl"
@@ -217,7 +219,11 @@ def _records_at_once(config: Config) -> int:
     another answer where the method asks for one."""
     sizes = [config.training.batch_size, config.unlearning.batch_size or 0]
     together = 3 if method_traits.needs_alternatives(config.unlearning.method) else 2
-    return max(*sizes, together) if {"unlearn", "local"} & set(config.stages) else sizes[0]
+    return max(*sizes, together) if _unlearns(config) else sizes[0]
+
+
+def _unlearns(config: Config) -> bool:
+    return bool({"unlearn", "local"} & set(config.stages))
 
 
 def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:

@@ -252,6 +252,8 @@ def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: p
     three = activations("training.batch_size=3")
     assert activations("training.batch_size=1", "unlearning=idk_dpo") == three > two, "and with another answer"
     assert activations("unlearning=pdu") >= one
+    only_trained = activations("stages=[finetune]", "unlearning.entropy.forget=0.1")
+    assert only_trained == activations("stages=[finetune]") <= one, "what no stage unlearns by takes nothing"
 
 
 def test_batches_are_made_of_the_longest_records_that_there_are() -> None:
