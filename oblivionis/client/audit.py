@@ -15,13 +15,15 @@ from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.twins import find_twins
 from oblivionis.erasure.node_record_files import FACTS_FILE, read_references
-from oblivionis.erasure.verification_rules import Thresholds
+from oblivionis.erasure.verification_evidence import ESTIMATED, Likelihood
+from oblivionis.erasure.verification_rules import Thresholds, far_likelier
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.measures import registry
 from oblivionis.measures.assessor import Assessor
 from oblivionis.measures.audit_numbers import (
     NAMES,
     REQUEST_EXPECTED,
+    REQUEST_LIKELY,
     REQUEST_PROB,
     REQUEST_RECITED,
     REQUEST_ROUGE,
@@ -61,8 +63,9 @@ def audit(
     dict of str to float
         Over the records to forget: the means of ROUGE-L recall, in any script, and probability (`request_rouge`,
         `request_prob`; with records that nobody trains on also `request_expected`, the probability in a model that
-        never saw them), how many are recited (`request_recited`), too short to tell (`request_short`), and held by
-        records that it keeps as well (`request_twins`). What `evaluation.audit.profile` asks of both groups (TOFU's
+        never saw them), how many are recited (`request_recited`), not recited and far likelier than that
+        (`request_likely`), too short to tell (`request_short`), and held by records that it keeps as well
+        (`request_twins`). What `evaluation.audit.profile` asks of both groups (TOFU's
         measures, leakage bounds, RULER's Lens 2, WikiMem where `<folder>/facts.jsonl` or the records state facts). How
         many records there are in each group, and how many evaluators failed (their reasons go to the client's own log).
 
@@ -106,12 +109,19 @@ def _of_request(
     """What the model recites of the records to forget, and how likely their answers are; rouge: recall by record."""
     ids = [r.id for r in forget]
     prob, expected = assessor.knowledge(vector, ids, rouge=False)["prob"], assessor.never_seen(vector, ids)
-    recited, short = thresholds.count(assessor.units(ids), rouge)
+    units = assessor.units(ids)
+    recited, short = thresholds.count(units, rouge)
+    silent = [i for i in ids if not thresholds.is_recited(units[i], rouge[i])]
+    likely = [i for i in silent if expected and far_likelier(Likelihood(prob[i], expected[i], ESTIMATED), prob[i])]
     return {
         REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
         # A model that computes no number any more knows nothing.
         REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
-        **({REQUEST_EXPECTED: float(np.mean([expected[i] for i in ids]))} if expected else {}),
+        **(
+            {REQUEST_EXPECTED: float(np.mean([expected[i] for i in ids])), REQUEST_LIKELY: float(len(likely))}
+            if expected
+            else {}
+        ),
         REQUEST_RECITED: float(recited),
         REQUEST_SHORT: float(short),
     }

@@ -410,14 +410,23 @@ class NodeStates(RequestStates[NodeRequest]):
         final = measured["final"]
         if final is None:  # an earlier version entered that it measured, and not what
             return ""
-        recited = {moment: of["request_recited"] for moment, of in measured.items() if of and "request_recited" in of}
+        recited, likely = (
+            {moment: of[name] for moment, of in measured.items() if of and name in of}
+            for name in ("request_recited", "request_likely")
+        )
         if "final" not in recited:
             raise RequestError(f"what this node measured of request {request.id!r} has no request_recited")
         counts = RequestCounts(
             len(request.record_ids),
             recited["final"],
-            ExchangeCounts(before=recited.get("before"), after=recited.get("after")),
+            ExchangeCounts(
+                before=recited.get("before"),
+                after=recited.get("after"),
+                likely_before=likely.get("before"),
+                likely_after=likely.get("after"),
+            ),
             short=final.get("request_short", 0.0),
+            likely=likely.get("final"),
             twins=int(final.get("request_twins", 0)),
         )
         # Which share of the records must be verified is the server's to say.

@@ -136,12 +136,16 @@ class ExchangeCounts:
         Mean likelihood of the answers right before the first exchange; None where it was not reported.
     left : Likelihood or None
         Mean likelihood of the answers right after.
+    likely_before, likely_after : float or None
+        How many of the records are not recited and far likelier than they should be; None where it was not reported.
     """
 
     before: float | None = None
     after: float | None = None
     known: float | None = None
     left: Likelihood | None = None
+    likely_before: float | None = None
+    likely_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ class RequestCounts:
         Mean recall of the final model.
     short : float
         How many answers have too few words to tell.
+    likely : float or None
+        How many of the records the final model does not recite, and finds far likelier than it should.
     twins, inconclusive_reason
         As in `RequestRecords`.
     """
@@ -172,5 +178,6 @@ class RequestCounts:
     likelihood: Likelihood | None = None
     recall: float = 0.0
     short: float = 0.0
+    likely: float | None = None
     twins: int = 0
     inconclusive_reason: str = ""

@@ -22,6 +22,7 @@ from evaluation.metrics import retrained_comparison
 from evaluation.metrics.retrained_comparison import FACTOR, LEAST_QUESTIONS, judge_probability
 from oblivionis.config.schema import Certificate, Requests
 from oblivionis.erasure.verification_evidence import (
+    ESTIMATED,
     RETRAINED,
     WRONG_ANSWERS,
     Exchange,
@@ -201,7 +202,8 @@ class Thresholds:
             if evidence.before is None or evidence.after is None:
                 return INCONCLUSIVE, NOT_ASKED
             likely = _likely([("right after the exchange", evidence.left)], evidence.known, "their answers are")
-            return _of_exchange(evidence.after > 0, likely, ended=evidence.before > 0)
+            ended = evidence.before + _lowered(evidence, 0.0) > 0
+            return _of_exchange(evidence.after > 0, likely, ended=ended)
         records = list(evidence.records.values())
         found = Counter(self._judge_exchanges_of(record) for record in records)
         if recited := found[NOT_VERIFIED, RIGHT_AFTER]:
@@ -330,21 +332,25 @@ class Thresholds:
         return Judgement(outcome, why, evidence.recall)
 
     def _unopposed_counts(self, evidence: RequestCounts) -> Finding:
-        """The finding of a request none of whose records is recited, by how many were before."""
+        """The finding of a request none of whose records is recited, by how many were before, or far likelier."""
         records, before = evidence.records, evidence.exchange.before
         if before is None:
             return INCONCLUSIVE, "the model before the exchange was not asked for them"
-        if before <= 0:
+        lowered = _lowered(evidence.exchange, evidence.likely)
+        if before + lowered <= 0:
             if evidence.short >= records:
                 return NOT_TESTABLE, f"their answers have fewer than {self.min_units} words"
             return NOT_TESTABLE, "the model did not recite them before either"
         if evidence.exchange.after is None:
             why = "the model right after the exchange was not asked for them: training may have done the rest"
             return INCONCLUSIVE, why
-        if before < records:
-            outcome = VERIFIED if self._suffice(before, records) else INCONCLUSIVE
-            return outcome, f"only {int(before)} of {records} records were recited before, none is any more"
-        return VERIFIED, _all_gone(records)
+        if (known := before + lowered) < records:
+            outcome = VERIFIED if self._suffice(known, records) else INCONCLUSIVE
+            likely = f", {int(lowered)} far likelier than in {ESTIMATED}" if lowered else ""
+            return outcome, f"only {int(before)} of {records} records were recited before{likely}, none is any more"
+        recited = int(before)
+        by = {(VERIFIED, NO_RECITATION): recited, (VERIFIED, _no_longer_likely(ESTIMATED)): records - recited}
+        return VERIFIED, _all_forgotten(Counter(by))
 
     def _judge_exchanges_of(self, evidence: RecordEvidence) -> Finding:
         """What the exchanges did to one record."""
@@ -399,7 +405,18 @@ def _made_unlikely(evidence: RecordEvidence) -> str:
         return ""
     if _still_likely(evidence) or not any(_lowers(exchange, known) for exchange in evidence.exchanges):
         return ""
-    return f"far likelier than in {now.compared_with} before its exchange, not after it, and not in the final model"
+    return _no_longer_likely(now.compared_with)
+
+
+def _no_longer_likely(compared_with: str) -> str:
+    return f"far likelier than in {compared_with} before its exchange, not after it, and not in the final model"
+
+
+def _lowered(exchange: ExchangeCounts, likely: float | None) -> float:
+    """At least how many records an exchange made no longer far likelier than they should be, of which the final model
+    finds so many `likely`; 0 where one of the counts was not reported."""
+    before, after = exchange.likely_before, exchange.likely_after
+    return 0.0 if before is None or after is None or likely is None else max(0.0, before - after - likely)
 
 
 def of_twins(count: int) -> str:

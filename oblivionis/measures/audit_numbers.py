@@ -28,6 +28,8 @@ forgetting estimates it; the last only where the client has records that nobody 
 REQUEST_RECITED, REQUEST_SHORT, REQUEST_TWINS = "request_recited", "request_short", "request_twins"
 """How many of a request's records the model recites; how many have too short an answer to tell; how many are also held,
 word for word or nearly, by records that the client keeps."""
+REQUEST_LIKELY = "request_likely"
+"""How many of a request's records are not recited and far likelier than `REQUEST_EXPECTED` has them, where that is."""
 _OF_REQUEST = "request_"
 COUNTS = ("forget_records", "retain_records", "failed_evaluators")
 
@@ -39,6 +41,7 @@ OWN = {
         Metric(REQUEST_EXPECTED, "Prob never seen", None, None, "Mean over the request's records, an estimate."),
         Metric(REQUEST_RECITED, "Records recited", "oracle", None, "", most=None, whole=True),
         Metric(REQUEST_SHORT, "Records too short to tell", None, None, "", most=None, whole=True),
+        Metric(REQUEST_LIKELY, "Records far likelier than never seen", None, None, "", most=None, whole=True),
         Metric(REQUEST_TWINS, "Records that kept ones also hold", None, None, "", most=None, whole=True),
         *(Metric(name, name, None, None, "", most=None, whole=True) for name in COUNTS),
     )
@@ -119,6 +122,7 @@ def judge_numbers(
         _likelihood(final),
         recall=final["rouge"],
         short=final["short"],
+        likely=final.get("likely"),
         twins=int(final.get("twins", 0)),
         inconclusive_reason=reason or thresholds.ruined({}, final, first),
     )
@@ -131,7 +135,8 @@ def exchange_counts(
     """An exchange by the numbers from right before and right after it, called as `own_names` does; `first`: from before
     the first exchange, where this is a later one."""
     known = (before if first is None else first).get("prob")
-    return ExchangeCounts(before.get("recited"), after.get("recited"), known, _likelihood(after))
+    likely = before.get("likely"), after.get("likely")
+    return ExchangeCounts(before.get("recited"), after.get("recited"), known, _likelihood(after), *likely)
 
 
 def _likelihood(numbers: Mapping[str, float]) -> Likelihood | None:
@@ -188,6 +193,8 @@ def _check_counts(numbers: Mapping[str, float], records: int, thresholds: Thresh
         raise ValueError(f"{numbers[REQUEST_TWINS]:g} of {records} records also held by kept ones")
     if recited + short > records:
         raise ValueError(f"{recited:g} recited and {short:g} short records of {records}")
+    if recited + (likely := numbers.get(REQUEST_LIKELY, 0.0)) > records:
+        raise ValueError(f"{recited:g} recited and {likely:g} other far likelier records of {records}")
     limit = thresholds.max_recall
     most = recited + short + thresholds.largest_recall() * (records - recited - short)
     if not limit * recited <= mean * records + ROUNDING * records or mean * records > most + ROUNDING * records:

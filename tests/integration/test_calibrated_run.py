@@ -243,7 +243,7 @@ def to_audit(tmp_path, monkeypatch, recited, utility=None):
             raise RunError("the client cannot measure")
         mine = {"request_recited": float(count), "request_rouge": 0.9 if count else 0.1, "request_short": 0.0}
         numbers = measure(*given, **named) | mine | ({"retain_prob": next(useful)} if utility else {})
-        return {name: n for name, n in numbers.items() if name != "request_expected"}
+        return {name: n for name, n in numbers.items() if name not in ("request_expected", "request_likely")}
 
     monkeypatch.setattr(client_audit, "audit", audit)
     asks = ("unlearning.requests.policy=file", f"unlearning.requests.file={tmp_path / 'requests.jsonl'}")

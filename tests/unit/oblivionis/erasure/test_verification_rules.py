@@ -22,6 +22,7 @@ from oblivionis.erasure.verification_rules import (
     INCONCLUSIVE,
     LEAST_UNITS,
     MEANING,
+    NO_RECITATION,
     NOT_TESTABLE,
     NOT_VERIFIED,
     OUTCOMES,
@@ -44,7 +45,8 @@ def judge_exchanges(records, *, min_testable=1.0):
 
 
 def judge_counts(records, before, recited, after, *, min_testable=1.0, **more):
-    exchange = ExchangeCounts(before, after, more.pop("known", None), more.pop("left", None))
+    *of_exchange, more["likely"] = more.pop("likely", (None, None, None))
+    exchange = ExchangeCounts(before, after, more.pop("known", None), more.pop("left", None), *of_exchange)
     found = Thresholds(LIMIT, min_testable, 0.5).judge(RequestCounts(records, recited, exchange, **more))
     assert found.records == {} and found.recall == 0.0
     return found.outcome, found.why
@@ -355,6 +357,13 @@ def test_by_numbers_of_records_as_by_the_records():
         "left": record(exchange(1.0, 1.0), final=0.0, oracle=None),
         "never": record(exchange(0.0, 0.0), final=0.0, before=0.0, oracle=None),
         "short": RecordEvidence(1, 0.0, 0.0, None, (exchange(0.0, 0.0),)),
+        "lowered": record(
+            exchange(0.0, 0.0, 0.8, 0.1, 0.1, ESTIMATED),
+            final=0.0,
+            before=0.0,
+            oracle=None,
+            likelihood=Likelihood(0.1, 0.1, ESTIMATED),
+        ),
     }
     for records in itertools.product(alone, repeat=3):
         of = [alone[name] for name in records]
@@ -365,7 +374,8 @@ def test_by_numbers_of_records_as_by_the_records():
             sum(r.final > LIMIT for r in long),
         )
         for least in (1.0, 0.5):
-            outcome, why = judge_counts(3, before, final, after, short=records.count("short"), min_testable=least)
+            counted = {"short": records.count("short"), "likely": (records.count("lowered"), 0, 0)}
+            outcome, why = judge_counts(3, before, final, after, min_testable=least, **counted)
             expected = judge(numbered(of), min_testable=least)
             assert outcome == expected.outcome and why, (records, least)
 
@@ -383,6 +393,24 @@ def test_by_numbers_of_records_as_by_the_records():
 )
 def test_numbers_of_records_in_words(records, before, short, outcome, why):
     assert judge_counts(records, before, 0, 0, short=short, min_testable=0.75) == (outcome, why)
+
+
+@pytest.mark.parametrize(
+    ("before", "likely", "outcome", "why"),
+    [
+        (1, (2, 0, 0), VERIFIED, f"1 of 3 records: {NO_RECITATION}; 2: far likelier than in {ESTIMATED} before"),
+        (0, (3, 0, 0), VERIFIED, f"all 3 records: far likelier than in {ESTIMATED} before"),
+        (1, (1, 0, 0), INCONCLUSIVE, f"only 1 of 3 records were recited before, 1 far likelier than in {ESTIMATED}"),
+        (1, (2, 1, 0), INCONCLUSIVE, f"only 1 of 3 records were recited before, 1 far likelier than in {ESTIMATED}"),
+        (1, (2, 0, 1), INCONCLUSIVE, f"only 1 of 3 records were recited before, 1 far likelier than in {ESTIMATED}"),
+        (0, (1, 1, 1), NOT_TESTABLE, "the model did not recite them"),
+        (1, (2, None, 0), INCONCLUSIVE, "only 1 of 3 records were recited before, none"),
+        (1, (2, 0, None), INCONCLUSIVE, "only 1 of 3 records were recited before, none"),
+    ],
+)
+def test_records_that_an_exchange_made_less_likely_count_where_all_was_reported(before, likely, outcome, why):
+    found = judge_counts(3, before, 0, 0, likely=likely)
+    assert found[0] == outcome and found[1].startswith(why)
 
 
 def test_without_numbers_from_before_and_right_after_nothing_is_verified():
