@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.leakage import bounds
-from evaluation.metrics.retrained_comparison import OVER_UNLEARNED, STILL_KNOWN
+from evaluation.metrics.retrained_comparison import FACTOR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
@@ -111,7 +111,9 @@ def _oracle(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str
         )
         return
     p = metrics.get("finetune", {}).get("forget_quality")
-    if p is not None and p > SIGNIFICANT:
+    known, never_seen = (metrics.get(stage, {}).get("forget_prob") for stage in ("finetune", "retrain"))
+    likelier = known is not None and never_seen is not None and known > FACTOR * never_seen
+    if p is not None and p > SIGNIFICANT and not likelier:
         yield RunWarning(
             "nothing to forget",
             f"The finetuned model cannot be told from the retrained one on the forget questions (p = "

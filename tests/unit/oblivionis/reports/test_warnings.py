@@ -315,10 +315,13 @@ def test_a_retrained_model_is_asked_for_once_there_is_an_unlearned_one(tmp_path,
     assert ("missing oracle" in found[0]) is (what == "the end") and "one oracle" not in found[1]
 
 
-@pytest.mark.parametrize(("p", "warned"), [(0.05, False), (0.0501, True)])
-def test_what_the_finetuned_model_had_to_forget(tmp_path, p, warned):
+@pytest.mark.parametrize(
+    ("p", "known", "warned"), [(0.05, 0.2, False), (0.0501, 0.2, True), (0.0501, 0.21, False), (0.0501, None, True)]
+)
+def test_what_the_finetuned_model_had_to_forget(tmp_path, p, known, warned):
     def metrics(stage):
-        return {"forget_quality": p} if stage == "finetune" else {}
+        prob = {} if known is None else {"forget_prob": known if stage == "finetune" else 0.1}
+        return prob | ({"forget_quality": p} if stage == "finetune" else {})
 
     run, config = make_run(tmp_path, metrics=metrics)
     assert ("nothing to forget" in kinds(run, config)) is warned
