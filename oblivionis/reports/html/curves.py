@@ -110,14 +110,19 @@ def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> li
 
 def course(run: RunDirectory, config: Config, oracle: Mapping[str, float], name: str) -> h.Node:
     """The figure of one of `QUANTITIES`; nothing where it was not measured."""
-    quantity = QUANTITIES[name]
-    found = [of for of in curves_of(run, oracle, quantity.evaluator, 1) if _measured(of, quantity)]
+    quantity, found = QUANTITIES[name], measured_stages(run, oracle, name)
     if not found:
         return None
     figure = course_figure(found, quantity)
     words = " and ".join(_words(found, quantity))
     label = f"{quantity.label} of {words} answers over the rounds of {_listed([of.stage for of in found])}"
     return captioned(svg_figure(figure, f"course-{name}", label), caption_of(config, found, quantity))
+
+
+def measured_stages(run: RunDirectory, oracle: Mapping[str, float], name: str) -> list[Curves]:
+    """The stages in which one of `QUANTITIES` was measured."""
+    quantity = QUANTITIES[name]
+    return [of for of in curves_of(run, oracle, quantity.evaluator, 1) if _measured(of, quantity)]
 
 
 def course_figure(found: Sequence[Curves], quantity: Quantity, paper: str = PAPER) -> Figure:
