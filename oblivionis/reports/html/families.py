@@ -21,7 +21,7 @@ from oblivionis.reports import verdicts
 from oblivionis.reports.format import number
 from oblivionis.reports.html import person_pages
 from oblivionis.reports.html import rebound as rebound_section
-from oblivionis.reports.html.curves import course
+from oblivionis.reports.html.curves import course, measured_stages
 from oblivionis.reports.html.measure_figures import figure_of
 from oblivionis.reports.markup import meant, paragraphs, section
 from oblivionis.runs.directory import RunDirectory
@@ -113,8 +113,8 @@ def _words(name: str, metrics: Metrics, judged: _Judged) -> list[str]:
 
 def _further_course(judged: _Judged, metrics: Metrics) -> h.Node:
     """The course by the measure that is not the main figure's."""
-    prob, rouge = (course(judged.run, judged.config, metrics.get("retrain", {}), name) for name in ("prob", "rouge"))
-    return rouge if prob is not None else None
+    oracle = metrics.get("retrain", {})
+    return course(judged.run, judged.config, oracle, "rouge") if measured_stages(judged.run, oracle, "prob") else None
 
 
 def _headline(own: Metrics) -> str:
