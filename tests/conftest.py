@@ -103,6 +103,16 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """What the tests of a file leave behind for good is not looked through again during those of other files."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
+
+
 def plain(config):
     """Whether it is `pytest` alone."""
     return config.args_source == config.ArgsSource.TESTPATHS and not config.option.markexpr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,10 +115,29 @@ def course(run: RunDirectory, config: Config, oracle: Mapping[str, float], name:
     quantity, found = QUANTITIES[name], measured_stages(run, oracle, name)
     if not found:
         return None
-    figure = course_figure(found, quantity)
+    drawn = _drawn(json.dumps([vars(of) | {"points": _alone(of.points, quantity)} for of in found]), name)
+    return captioned(drawn, caption_of(config, found, quantity))
+
+
+def measured_stages(run: RunDirectory, oracle: Mapping[str, float], name: str) -> list[Curves]:
+    """The stages in which one of `QUANTITIES` was measured."""
+    quantity = QUANTITIES[name]
+    return [of for of in curves_of(run, oracle, quantity.evaluator, 1) if _measured(of, quantity)]
+
+
+def _alone(points: Sequence[Mapping[str, Any]], quantity: Quantity) -> list[dict[str, Any]]:
+    """The points without what the figure of `quantity` does not show."""
+    keys = quantity.keys().values()
+    return [{**p, "metrics": {key: p["metrics"][key] for key in keys if key in p["metrics"]}} for p in points]
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(stages: str, name: str) -> h.Element:
+    """The drawing of `Curves` in JSON: pages are asked for again and again, and drawing takes most of their time."""
+    quantity, found = QUANTITIES[name], [Curves(**of) for of in json.loads(stages)]
     words = " and ".join(_words(found, quantity))
     label = f"{quantity.label} of {words} answers over the rounds of {_listed([of.stage for of in found])}"
-    return captioned(svg_figure(figure, f"course-{name}", label), caption_of(config, found, quantity))
+    return svg_figure(course_figure(found, quantity), f"course-{name}", label)
 
 
 def measured_stages(run: RunDirectory, oracle: Mapping[str, float], name: str) -> list[Curves]:
