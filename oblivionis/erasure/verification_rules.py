@@ -202,8 +202,8 @@ class Thresholds:
             if evidence.before is None or evidence.after is None:
                 return INCONCLUSIVE, NOT_ASKED
             likely = _likely([("right after the exchange", evidence.left)], evidence.known, "their answers are")
-            ended = evidence.before + _lowered(evidence, 0.0) > 0
-            return _of_exchange(evidence.after > 0, likely, ended=ended)
+            all_lowered = not evidence.likely_after and _number_lowered(evidence, 0.0) > 0
+            return _of_exchange(evidence.after > 0, likely, ended=evidence.before > 0 or all_lowered)
         records = list(evidence.records.values())
         found = Counter(self._judge_exchanges_of(record) for record in records)
         if recited := found[NOT_VERIFIED, RIGHT_AFTER]:
@@ -336,7 +336,7 @@ class Thresholds:
         records, before = evidence.records, evidence.exchange.before
         if before is None:
             return INCONCLUSIVE, "the model before the exchange was not asked for them"
-        lowered = _lowered(evidence.exchange, evidence.likely)
+        lowered = _number_lowered(evidence.exchange, evidence.likely)
         if before + lowered <= 0:
             if evidence.short >= records:
                 return NOT_TESTABLE, f"their answers have fewer than {self.min_units} words"
@@ -412,7 +412,7 @@ def _no_longer_likely(compared_with: str) -> str:
     return f"far likelier than in {compared_with} before its exchange, not after it, and not in the final model"
 
 
-def _lowered(exchange: ExchangeCounts, likely: float | None) -> float:
+def _number_lowered(exchange: ExchangeCounts, likely: float | None) -> float:
     """At least how many records an exchange made no longer far likelier than they should be, of which the final model
     finds so many `likely`; 0 where one of the counts was not reported."""
     before, after = exchange.likely_before, exchange.likely_after

@@ -140,12 +140,6 @@ def _drawn(stages: str, name: str) -> h.Element:
     return svg_figure(course_figure(found, quantity), f"course-{name}", label)
 
 
-def measured_stages(run: RunDirectory, oracle: Mapping[str, float], name: str) -> list[Curves]:
-    """The stages in which one of `QUANTITIES` was measured."""
-    quantity = QUANTITIES[name]
-    return [of for of in curves_of(run, oracle, quantity.evaluator, 1) if _measured(of, quantity)]
-
-
 def course_figure(found: Sequence[Curves], quantity: Quantity, paper: str = PAPER) -> Figure:
     """A panel per stage, with one axis of values."""
     return _drawing([(of, quantity, of.stage) for of in found], (4.9, 3.1), paper)

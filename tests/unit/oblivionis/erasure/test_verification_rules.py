@@ -329,11 +329,15 @@ def test_a_record_is_served_again_until_an_exchange_did_what_it_should(exchanges
         ({"recited": 2, "prob": 0.74}, {"recited": 0, "prob": 0.2, "expected": 0.2}, VERIFIED),
         ({"recited": 2, "prob": 0.74}, {"recited": 0, "prob": 0.74}, VERIFIED),
         ({"recited": 2}, {"recited": 0, "prob": 0.74, "expected": 0.2}, VERIFIED),
+        ({"recited": 0, "likely": 2}, {"recited": 0, "likely": 0}, VERIFIED),
+        ({"recited": 0, "likely": 2}, {"recited": 0, "likely": 1}, INCONCLUSIVE),
+        ({"recited": 0, "likely": 2}, {"recited": 0}, INCONCLUSIVE),
     ],
 )
 def test_what_an_exchange_did_by_numbers_of_records(before, after, outcome):
     left = Likelihood(after["prob"], after.get("expected"), ESTIMATED) if "prob" in after else None
-    counts = ExchangeCounts(before.get("recited"), after.get("recited"), before.get("prob"), left)
+    likely = before.get("likely"), after.get("likely")
+    counts = ExchangeCounts(before.get("recited"), after.get("recited"), before.get("prob"), left, *likely)
     assert THRESHOLDS.judge_exchanges(counts)[0] == outcome
 
 
