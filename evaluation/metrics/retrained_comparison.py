@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.metrics.signed_ranks import p_values
-
 OVER_UNLEARNED, STILL_KNOWN, NEAR, UNDECIDED = "over-unlearned", "still known", "near", "undecided"
 
 FACTOR = 2.0
@@ -140,6 +138,17 @@ def _judge(logs: np.ndarray, oracle: np.ndarray, average: Callable[[np.ndarray],
     with np.errstate(invalid="ignore"):
         differences = np.where(logs == oracle, 0.0, logs - oracle)
     differences = np.clip(differences, -1e300, 1e300)
-    below, above = p_values(differences) if differences.any() else (1.0, 1.0)
+    below, above = _p_values(differences)
     with np.errstate(over="ignore"):
         return Verdict(float(average(np.exp(logs))), float(average(np.exp(oracle))), below, above, logs.size)
+
+
+def _p_values(differences: np.ndarray) -> tuple[float, float]:
+    """P-values of the one-sided Wilcoxon tests that the differences lie below, above 0; 1 where nothing differs."""
+    if not differences.any():
+        return 1.0, 1.0
+    from scipy.stats import wilcoxon  # a client's process starts without scipy
+
+    test: Any = wilcoxon(np.stack([differences, -differences]), alternative="less", axis=1)
+    below, above = test.pvalue.tolist()
+    return below, above

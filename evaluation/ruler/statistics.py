@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy
 
-from evaluation.metrics.signed_ranks import p_values
-
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 LABELS = {"large": 0.5, "medium": 0.3, "small": 0.1, "negligible": 0.0}
@@ -163,7 +161,7 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
     """Wilcoxon's signed-rank test that values − null is symmetric about 0.
 
     Zero differences are left out (Wilcoxon's own rule); tied ones share their mean rank. The p-value is exact for at
-    most 50 differences without ties, or 13 with them, and by the normal distribution otherwise.
+    most 50 differences without ties, by scipy's choice otherwise.
 
     Parameters
     ----------
@@ -188,11 +186,11 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
     m = len(differences)
     if not m:
         return SignedRank(0.0, 1.0, 0, 0.0, 0.0)
-    p = min(1.0, 2 * min(p_values(differences)))
+    test: Any = scipy.stats.wilcoxon(differences)
     positive = float(scipy.stats.rankdata(np.abs(differences))[differences > 0].sum())
     total = m * (m + 1) / 2
     w = min(positive, total - positive)
-    return SignedRank(w, p, m, 1 - 2 * w / total, 2 * positive / total - 1)
+    return SignedRank(w, float(test.pvalue), m, 1 - 2 * w / total, 2 * positive / total - 1)
 
 
 def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) -> MixedModel:
