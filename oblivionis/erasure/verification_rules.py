@@ -338,6 +338,9 @@ class Thresholds:
             return INCONCLUSIVE, "the model before the exchange was not asked for them"
         lowered = _number_lowered(evidence.exchange, evidence.likely)
         if before + lowered <= 0:
+            if evidence.exchange.likely_before:
+                likely = f"answers were far likelier than in {ESTIMATED} before the exchange"
+                return INCONCLUSIVE, f"{likely}, and nothing shows that it changed that"
             if evidence.short >= records:
                 return NOT_TESTABLE, f"their answers have fewer than {self.min_units} words"
             return NOT_TESTABLE, "the model did not recite them before either"

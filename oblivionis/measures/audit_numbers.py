@@ -193,6 +193,8 @@ def _check_counts(numbers: Mapping[str, float], records: int, thresholds: Thresh
         raise ValueError(f"{numbers[REQUEST_TWINS]:g} of {records} records also held by kept ones")
     if recited + short > records:
         raise ValueError(f"{recited:g} recited and {short:g} short records of {records}")
+    if REQUEST_LIKELY in numbers and REQUEST_EXPECTED not in numbers:
+        raise ValueError(f"{REQUEST_LIKELY} without {REQUEST_EXPECTED}, than which so many records would be likelier")
     if recited + (likely := numbers.get(REQUEST_LIKELY, 0.0)) > records:
         raise ValueError(f"{recited:g} recited and {likely:g} other far likelier records of {records}")
     limit = thresholds.max_recall

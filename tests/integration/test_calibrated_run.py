@@ -220,6 +220,12 @@ def test_clients_with_records_of_their_own_bring_their_references(tmp_path):
     assert found["r0"].served_round == 1 and replayed(run) == {"r0": ({EQUAL}, 1)}
     assert found["r1"].served_round is None and "its records cannot be used" in found["r1"].failure
     assert [client for stage, client, _ in events.left_out] == [1]
+    audit = read_audit(run.path, "r0")
+    for moment, likely in (("before", True), ("after", False), ("final", True)):
+        numbers = audit[moment]
+        assert numbers["request_recited"] == 0 and numbers["request_likely"] == likely
+        assert (numbers["request_prob"] > 2 * numbers["request_expected"]) is likely, "of its one record"
+    assert found["r0"].outcome == "inconclusive" and "nothing shows that it changed that" in found["r0"].why
 
 
 # -- a client's audit of a request that is looked at again ----------------------------------------------------------

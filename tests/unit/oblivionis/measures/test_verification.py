@@ -18,13 +18,13 @@ from oblivionis.measures.verification import Verification
 from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 THRESHOLDS = Thresholds.of(Requests())
-TOLD = {"request_rouge": 0.4, "request_recited": 1, "request_short": 0, "forget_records": 3, "request_prob": 0.2}
+REPORTED = {"request_rouge": 0.4, "request_recited": 1, "request_short": 0, "forget_records": 3, "request_prob": 0.2}
 
 
 def test_sound_numbers_pass():
-    assert check_numbers(TOLD, 3, THRESHOLDS) == {name: float(value) for name, value in TOLD.items()}
+    assert check_numbers(REPORTED, 3, THRESHOLDS) == {name: float(value) for name, value in REPORTED.items()}
     leaks = {"leakage_m_bin": 0.1, "leakage_mu_lower": 0.0, "leakage_mean": 0.1, "leakage_mu_upper": 0.2}
-    assert check_numbers({**TOLD, **leaks, "leakage_samples": 64, "leakage_questions": 3}, 3, THRESHOLDS)
+    assert check_numbers({**REPORTED, **leaks, "leakage_samples": 64, "leakage_questions": 3}, 3, THRESHOLDS)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,9 @@ def test_sound_numbers_pass():
         {"request_short": 3},
         {"request_twins": 4},
         {"request_twins": 0.5},
-        {"request_likely": 3.0, "request_recited": 1.0},
-        {"request_likely": -1.0},
+        {"request_likely": 3.0, "request_recited": 1.0, "request_expected": 0.2},
+        {"request_likely": -1.0, "request_expected": 0.2},
+        {"request_likely": 1.0},
         {"forget_records": 2},
         {"forget_records": 1e12},
         {"leakage_m_bin": -1.0},
@@ -70,13 +71,13 @@ def test_sound_numbers_pass():
 )
 def test_numbers_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError):
-        check_numbers({**TOLD, **wrong}, 3, THRESHOLDS)
+        check_numbers({**REPORTED, **wrong}, 3, THRESHOLDS)
 
 
 @pytest.mark.parametrize("missing", ["request_rouge", "request_recited", "request_short", "forget_records"])
 def test_what_a_verification_goes_by_must_be_told(missing):
     with pytest.raises(ValueError, match=f"{missing} is missing"):
-        check_numbers({name: value for name, value in TOLD.items() if name != missing}, 3, THRESHOLDS)
+        check_numbers({name: value for name, value in REPORTED.items() if name != missing}, 3, THRESHOLDS)
     assert not any("quality" in name for name in NAMES), "that needs the retrained model"
 
 
@@ -192,7 +193,7 @@ def test_rows_without_their_other_half_tell_of_no_exchange(run):
 # -- by the numbers of a client ----------------------------------------------------------------------------------
 
 
-def told(recited, prob=0.2, expected=None, **more):
+def reported(recited, prob=0.2, expected=None, **more):
     numbers = {"request_rouge": 0.9 if recited else 0.1, "request_recited": recited, "request_short": 0.0}
     numbers |= {"request_prob": prob, "forget_records": 2.0} | more
     return numbers if expected is None else {**numbers, "request_expected": expected}
@@ -201,32 +202,38 @@ def told(recited, prob=0.2, expected=None, **more):
 @pytest.mark.parametrize(
     ("before", "after", "final", "outcome", "why"),
     [
-        (told(2), told(0), told(0), "verified", "all 2 records"),
-        (told(2), told(1), told(0), "not verified", "right after the exchange 1 of 2"),
-        (told(2), told(0), told(1), "not verified", "the final model recites 1 of 2"),
-        (told(2), None, told(0), "inconclusive", "right after the exchange was not asked"),
-        (None, told(0), told(0), "inconclusive", "before the exchange was not asked"),
+        (reported(2), reported(0), reported(0), "verified", "all 2 records"),
+        (reported(2), reported(1), reported(0), "not verified", "right after the exchange 1 of 2"),
+        (reported(2), reported(0), reported(1), "not verified", "the final model recites 1 of 2"),
+        (reported(2), None, reported(0), "inconclusive", "right after the exchange was not asked"),
+        (None, reported(0), reported(0), "inconclusive", "before the exchange was not asked"),
         (
-            told(2, 0.74),
-            told(0, 0.74, 0.2),
-            told(0, 0.33, 0.2),
+            reported(2, 0.74),
+            reported(0, 0.74, 0.2),
+            reported(0, 0.33, 0.2),
             "inconclusive",
             "right after the exchange their answers",
         ),
-        (told(2, 0.74), told(0, 0.2, 0.2), told(0, 0.74, 0.2), "inconclusive", "in the final model their answers"),
-        (told(2, 0.74), told(0, 0.33, 0.2), told(0, 0.33, 0.2), "verified", ""),
-        (told(2, 0.74), told(0, 0.74), told(0, 0.74), "verified", "all 2 records"),
         (
-            told(1, request_likely=1.0),
-            told(0, request_likely=0.0),
-            told(0, request_likely=0.0),
+            reported(2, 0.74),
+            reported(0, 0.2, 0.2),
+            reported(0, 0.74, 0.2),
+            "inconclusive",
+            "in the final model their answers",
+        ),
+        (reported(2, 0.74), reported(0, 0.33, 0.2), reported(0, 0.33, 0.2), "verified", ""),
+        (reported(2, 0.74), reported(0, 0.74), reported(0, 0.74), "verified", "all 2 records"),
+        (
+            reported(1, request_likely=1.0),
+            reported(0, request_likely=0.0),
+            reported(0, request_likely=0.0),
             "verified",
             "1 of 2 records: recited before its exchange, not after it, and not in the final model; 1: far likelier",
         ),
-        (told(1, request_likely=1.0), told(0), told(0), "inconclusive", "only 1 of 2"),
-        (told(2), told(0), told(0, request_twins=1.0), "inconclusive", "1 of its records is also held"),
-        (told(2), told(0), told(0, failed_evaluators=1.0), "inconclusive", "1 evaluators failed"),
-        (told(2, model_utility=0.8), told(0), told(0, model_utility=0.1), "inconclusive", "ruined model"),
+        (reported(1, request_likely=1.0), reported(0), reported(0), "inconclusive", "only 1 of 2"),
+        (reported(2), reported(0), reported(0, request_twins=1.0), "inconclusive", "1 of its records is also held"),
+        (reported(2), reported(0), reported(0, failed_evaluators=1.0), "inconclusive", "1 evaluators failed"),
+        (reported(2, model_utility=0.8), reported(0), reported(0, model_utility=0.1), "inconclusive", "ruined model"),
     ],
 )
 def test_a_request_by_what_its_client_measured(before, after, final, outcome, why):
@@ -240,18 +247,22 @@ def test_a_request_by_what_its_client_measured(before, after, final, outcome, wh
 
 
 def test_of_a_later_exchange_counts_what_was_known_and_useful_before_the_first():
-    later = {"before": told(2, 0.3, model_utility=0.1), "after": told(0, 0.3, 0.1), "final": told(0, 0.2, 0.2)}
+    later = {
+        "before": reported(2, 0.3, model_utility=0.1),
+        "after": reported(0, 0.3, 0.1),
+        "final": reported(0, 0.2, 0.2),
+    }
     later["final"] |= {"model_utility": 0.1}
     alone = judge_numbers(THRESHOLDS, later, 2)
     assert alone is not None and alone.why.startswith("right after the exchange their answers are still far likelier")
-    known = judge_numbers(THRESHOLDS, later, 2, first=told(2, 0.95, model_utility=0.1))
+    known = judge_numbers(THRESHOLDS, later, 2, first=reported(2, 0.95, model_utility=0.1))
     assert known is not None and known.outcome == "verified", "√(0.1 · 0.95) = 0.31: more than half of the way is gone"
-    useful = judge_numbers(THRESHOLDS, later, 2, first=told(2, 0.95, model_utility=0.8))
+    useful = judge_numbers(THRESHOLDS, later, 2, first=reported(2, 0.95, model_utility=0.8))
     assert useful is not None and useful.outcome == "inconclusive" and "ruined model" in useful.why
 
 
 def test_the_numbers_of_a_request_by_their_short_names():
     assert own_names({"request_rouge": 0.1, "ruler_mean_rank": 0.5}) == {"rouge": 0.1, "ruler_mean_rank": 0.5}
-    assert check_numbers({**TOLD, "request_expected": 0.2}, 3, THRESHOLDS)["request_expected"] == 0.2
+    assert check_numbers({**REPORTED, "request_expected": 0.2}, 3, THRESHOLDS)["request_expected"] == 0.2
     with pytest.raises(ValueError, match="request_expected"):
-        check_numbers({**TOLD, "request_expected": 1.5}, 3, THRESHOLDS)
+        check_numbers({**REPORTED, "request_expected": 1.5}, 3, THRESHOLDS)
