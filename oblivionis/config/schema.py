@@ -671,7 +671,8 @@ class Unlearning:
     tolerance: float = field(
         default=0.2,
         metadata=about(
-            "With `target`: a record whose mean loss lies no further from its target is left alone; `calibrated` sets 0.1.",
+            "With `target`: a record whose mean loss lies no further from its target is left alone; `calibrated` has "
+            "0.1.",
             unit="nats per token",
             above=0,
         ),
