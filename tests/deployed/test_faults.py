@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None
 EXAMPLE = PROJECT / "docs" / "guides" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
 QUICK = f"federation.local_epochs=1 {UNMEASURED}"
-ROUND_S, DEADLINE_S, SLOW_S = 240, 30, 40
-FAULTY = f"""\
+ROUND_S, DEADLINE_S = 240, 40
+FAULTY = """\
 import os, time
 import numpy
 import flwr.app
@@ -39,8 +39,8 @@ def told(fault):
     return os.path.exists(os.path.join(os.path.dirname(__file__), name + "." + fault))
 
 def array(values):
-    if told("slow"):
-        time.sleep({SLOW_S})
+    while told("slow"):
+        time.sleep(0.1)
     return honest(numpy.full_like(values, numpy.nan) if told("nan") else values)
 
 flwr.app.Array = array
@@ -170,7 +170,7 @@ def test_a_slow_client_misses_its_round_and_takes_part_in_a_later_one(faulty):
     done = rounds(run, "finetune")
     late = f"client 2 left out of the train exchange: no reply within {DEADLINE_S} s"
     assert 2 in done[2]["failed"] and late in said
-    assert 2 in done[3]["train"] or 2 in done[4]["train"]
+    assert any(2 in done[later]["train"] for later in (3, 4, 5)), done
 
 
 def test_a_node_killed_while_it_learns_comes_back(faulty):
