@@ -236,13 +236,13 @@ def simulate(
         run, config = _simulated(arguments, resume, verbosity, allow_code_)
         from oblivionis.reports import json_documents
         from oblivionis.reports import run_summary as report
-        from oblivionis.runs.failed_evaluators import check_measured
+        from oblivionis.reports.warnings import check_done
 
         if as_json:
             answer(json_documents.run_document(run, config))
         else:
             report.print_summary(run, config, Console(), full=full, answers=answers)
-        check_measured(run)
+        check_done(run)
 
 
 def _simulated(

@@ -20,6 +20,7 @@ _PREAMBLE = """\
 #!/bin/sh
 set -eu
 umask 077
+PATH=$PATH:/usr/local/sbin:/usr/sbin  # where Debian has nginx, and its users do not look
 here=$(cd "$(dirname "$0")" && pwd)
 if ! command -v @PROGRAM@ >/dev/null; then
     echo "@PROGRAM@ is not on PATH: @REMEDY@" >&2

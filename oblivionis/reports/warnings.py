@@ -17,6 +17,7 @@ from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import COVERED, PENDING, REJECTED, Request
 from oblivionis.erasure.retained_twins import read_twins
 from oblivionis.erasure.verification_rules import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
+from oblivionis.errors import NotMeasured, RunFailed
 from oblivionis.measures.ruler import report as ruler_report
 from oblivionis.measures.tofu import report as tofu_report
 from oblivionis.measures.tofu.report import SIGNIFICANT
@@ -25,7 +26,7 @@ from oblivionis.reports import run_summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports.format import counted, number, printable
 from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.failed_evaluators import failures
+from oblivionis.runs.failed_evaluators import check_measured, failures
 
 UTILITY_SHARE = 0.5
 """Model utility and retain ROUGE-L recall below this share of the finetuned model's have collapsed."""
@@ -140,12 +141,7 @@ def _requests(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
         return
     requests = list(Ledger(run.ledger_path))
     limit = config.unlearning.requests.verify_max_rouge
-    if waiting := [r for r in requests if r.state == PENDING]:
-        reasons = Counter(r.failure for r in waiting if r.failure)
-        why = f" Most frequent reason: {printable(reasons.most_common(1)[0][0])}." if reasons else ""
-        yield RunWarning("pending requests", f"{_count(waiting)} still pending: {_named(waiting)}.{why}")
-    if refused := [r for r in requests if r.state == REJECTED]:
-        yield RunWarning("rejected requests", f"{_count(refused)} rejected: {_named(refused)}.")
+    yield from _unserved(requests)
     if failed := [r for r in requests if r.outcome == NOT_VERIFIED]:
         yield RunWarning(
             "failed verification",
@@ -157,6 +153,37 @@ def _requests(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
             why = Counter(r.why for r in doubtful).most_common(1)[0][0]
             yield RunWarning(outcome, f"{_count(doubtful)} served, but {outcome} ({why}): {_named(doubtful)}.")
     yield from _not_asked(run, requests)
+
+
+def _unserved(requests: Sequence[Request]) -> Iterator[RunWarning]:
+    if waiting := [r for r in requests if r.state == PENDING]:
+        reasons = Counter(r.failure for r in waiting if r.failure)
+        why = f" Most frequent reason: {printable(reasons.most_common(1)[0][0])}." if reasons else ""
+        yield RunWarning("pending requests", f"{_count(waiting)} still pending: {_named(waiting)}.{why}")
+    if refused := [r for r in requests if r.state == REJECTED]:
+        yield RunWarning("rejected requests", f"{_count(refused)} rejected: {_named(refused)}.")
+
+
+def check_done(run: RunDirectory) -> None:
+    """Say at the end of a command what was asked of a run and not done.
+
+    Raises
+    ------
+    RunFailed
+        Where requests are pending or were rejected in its stage `unlearn`.
+    NotMeasured
+        Where none is, and evaluators failed.
+    """
+    ended = run.stage_summary("unlearn") is not None
+    left = [warning.text for warning in _unserved(list(Ledger(run.ledger_path)))] if ended else []
+    try:
+        check_measured(run)
+    except NotMeasured as error:
+        if not left:
+            raise
+        left.append(str(error))
+    if left:
+        raise RunFailed(" ".join(left))
 
 
 def _not_asked(run: RunDirectory, requests: Sequence[Request]) -> Iterator[RunWarning]:

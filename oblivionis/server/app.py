@@ -20,13 +20,13 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.allowed_code import allow_code, permit_named, resuming
 from oblivionis.config.extension_traits import own_loss
 from oblivionis.config.schema import Config
-from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
+from oblivionis.errors import OblivionisError, RunError, RunFailed, to_mend
 from oblivionis.flower.grids import deployed, of_flowers_simulation
 from oblivionis.measures.assessor import RemoteEvaluator
 from oblivionis.reports import run_summary as report
+from oblivionis.reports.warnings import check_done
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory, check_output
-from oblivionis.runs.failed_evaluators import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.runtime.simulation_grid import SimulationGrid
@@ -119,8 +119,8 @@ def _main(grid: Grid, context: Context) -> None:
     for line in buffer.getvalue().splitlines():
         log.info("%s", line)
     try:
-        check_measured(run)
-    except NotMeasured as error:  # all was done: the exit code is Flower's
+        check_done(run)
+    except RunFailed as error:  # the run came to its end: the exit code is Flower's
         log.error("%s", error)
 
 

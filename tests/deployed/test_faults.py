@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None
 EXAMPLE = PROJECT / "docs" / "guides" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
 QUICK = f"federation.local_epochs=1 {UNMEASURED}"
-ROUND_S, DEADLINE_S = 240, 40
+ROUND_S, DEADLINE_S = 300, 40
 FAULTY = """\
 import os, time
 import numpy

@@ -165,3 +165,17 @@ def test_evaluate_and_attack_end_with_exit_code_1(broken, monkeypatch):
     results = json.loads((path / "attacks" / "unlearn-0002" / "results.json").read_text())
     told = json.loads(call("attack", path, "--only", "sampling", "attack.samples=2", "--json").out)
     assert told["failed"].keys() == results["failed"].keys() == {"sampling.unlearn", "sampling.retrain"}
+
+
+def test_a_request_that_no_round_served_ends_the_command_with_exit_code_1(tmp_path, monkeypatch):
+    """Its client leaves, and the method needs records that stay."""
+    monkeypatch.setattr(simulation, "simulate", in_process)
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"id": "leave", "round": 1, "client": 0, "scope": "client"}\n')
+    policy = ["unlearning.requests.policy=file", f"unlearning.requests.file={asked}"]
+    method = ["unlearning=fine_tune", "federation.rounds.unlearn=1", "unlearning.requests.extra_rounds=0"]
+    result = simulate(tmp_path, "left", "stages=[finetune, unlearn]", *policy, *method)
+    assert result.code == 1 and "Traceback" not in result.err
+    last = result.err.splitlines()[-1]
+    assert last.startswith("error: 1 deletion request is still pending: leave. Most frequent reason: error")
+    assert "needs retain records, and client 0 has none left" in last

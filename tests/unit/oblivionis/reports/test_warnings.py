@@ -12,10 +12,12 @@ from evaluation.leakage import bounds
 from oblivionis.erasure.ledger import Ledger
 from oblivionis.erasure.request import Request
 from oblivionis.erasure.verification_rules import Judgement
+from oblivionis.errors import NotMeasured, RunFailed
 from oblivionis.measures.tofu import report as tofu_report
 from oblivionis.measures.tofu.report import ks_p_value, telling_steps
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.warnings import find_warnings
+from oblivionis.reports.warnings import check_done, find_warnings
+from oblivionis.runs.failed_evaluators import row_of
 
 
 def kinds(run, config, *, limit=False):
@@ -376,12 +378,27 @@ def test_requests_are_warned_of_by_what_became_of_them(tmp_path):
         "1 deletion request is served, but over-unlearned (avoided): r5.",
     ]
     assert not {"not testable", "inconclusive"} & set(kinds(run, config))
+    left = "3 deletion requests are still pending: r0, r1, r2. .* 1 deletion request is rejected: r3."
+    with pytest.raises(RunFailed, match=left):
+        check_done(run)
+    run.append_metrics([row_of("unlearn", 2, "end", "leakage", "the disk is full")])
+    with pytest.raises(RunFailed, match=f"{left} 1 evaluation failed, all else is kept: leakage in unlearn"):
+        check_done(run)
+
+
+def test_a_run_that_failed_to_measure_and_served_all_has_done_all_else(tmp_path):
+    run, _ = make_run(tmp_path)
+    check_done(run)
+    run.append_metrics([row_of("unlearn", 2, "end", "leakage", "the disk is full")])
+    with pytest.raises(NotMeasured, match=r"^1 evaluation failed"):
+        check_done(run)
 
 
 def test_requests_are_no_matter_before_the_unlearning_ends(tmp_path):
     run, config = make_run(tmp_path, ["finetune", "retrain"])
     Ledger(run.ledger_path).submit(Request("r", 0, ("a",), 1))
     assert "pending requests" not in kinds(run, config)
+    check_done(run)
 
 
 def test_a_request_that_waits_without_a_failure_has_no_reason(tmp_path):
