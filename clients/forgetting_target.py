@@ -100,19 +100,24 @@ class ForgettingTarget:
         """Whether some tokens count as recited."""
         return self.target is not None and any(mask.any() for mask in self.target.recited or ())
 
+    @property
+    def met(self) -> bool:
+        """Whether a method that requests the target has nothing to do: no record is away from it, none is recited."""
+        if not self.own or self.target is None or self.gaps is None:
+            return False
+        return not self._recited and bool((self.gaps.abs() <= self.target.tolerance).all())
+
     def part(self, update: PlannedUpdate) -> PlannedUpdate | None:
         """The update without records at their target and those to be pulled back; None if it has none left.
 
-        A method that requests the target gets all of them, unless each one was there before the first update.
+        A method that requests the target gets all of them.
         """
-        if self.target is None or self.gaps is None:
+        if self.own or self.target is None or self.gaps is None:
             return update
-        if not self.own and update.epoch != self.epoch:
+        if update.epoch != self.epoch:
             self.gaps, self.epoch = self._gaps(), update.epoch
             assert self.gaps is not None
         away = self.gaps.abs() > self.target.tolerance
-        if self.own:
-            return update if self._recited or away.any() else None
         if not away[update.forget].any():
             return None
         kept = [k for k, i in enumerate(update.forget) if away[i] and self.gaps[i] < 0]

@@ -148,7 +148,7 @@ class _Unlearning:
         target = ForgettingTarget.of(model, records.forget, plan, settings, options)
         settings, plan = target.slowed(settings), target.shortened(plan)
         counts = len(records.forget), len(records.retain)
-        updates = list(plan.updates(*counts, settings.records_per_update, seed))
+        updates = [] if target.met else list(plan.updates(*counts, settings.records_per_update, seed))
         layer, moving = moved_layers(model, flat, plan.loss, plan.values)
         gradient = UpdateGradient.of(model, flat, records, plan, updates, layer, settings.batch_size, options)
         updater = Updater(flat, settings, len(updates), options.prox, moving, options.ball)

@@ -123,7 +123,7 @@ class _ReceivedPredictions:
         if "forget_reference_log_p" in names:
             forget = log_likelihoods(model, records.forget, batch_size)
         if "alternative_reference_log_p" in names:
-            epochs = updates[-1].epoch + 1
+            epochs = updates[-1].epoch + 1 if updates else 0
             given = [group[:epochs] for group in records.alternatives]
             values = log_likelihoods(model, [answer for group in given for answer in group], batch_size)
             alternatives = values.split([len(group) for group in given])

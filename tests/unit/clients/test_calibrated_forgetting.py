@@ -561,8 +561,9 @@ def test_a_record_at_the_tolerance_to_the_last_bit_is_near_enough() -> None:
             0, update, [0, 1, 2] if own else [2], []
         )
         assert level.over_forgotten(PlannedUpdate(0, update, [0, 1, 2], [])) == []
+        assert not level.met
         level.gaps = gaps[:2]
-        assert level.part(PlannedUpdate(0, update, [0, 1], [])) is None
+        assert level.met if own else level.part(PlannedUpdate(0, update, [0, 1], [])) is None
 
 
 def test_of_one_update_the_way_gone_is_told() -> None:
