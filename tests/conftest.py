@@ -1,7 +1,7 @@
 """Tests run side by side (pytest-xdist): one thread each, or they would wait for each other.
 
-`pytest` alone runs units, invariants and one whole run; `pytest -m "integration or deployed"` the other tiers, and
-`pytest PATH` whatever lies there.
+`pytest` alone runs units and invariants, but for the slow ones, and one whole run; `pytest -m "slow or integration or
+deployed"` what it leaves out, and `pytest PATH` whatever lies there.
 """
 
 import gc
@@ -136,10 +136,14 @@ def pytest_xdist_auto_num_workers(config):
     return (os.cpu_count() or 1) + 2 * (not plain(config))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """The folder marks the tier; files that take or wait longest begin first, or they would end alone."""
     for item in items:
         item.add_marker(item.path.relative_to(PROJECT / "tests").parts[0])
+    if os.environ["OBLIVIONIS_TEST_PLAIN"] == "1":
+        late = {item for item in items if item.get_closest_marker("slow") and item.path != WHOLE_RUN}
+        items[:] = [item for item in items if item not in late]
+        config.hook.pytest_deselected(items=list(late))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item):

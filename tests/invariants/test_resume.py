@@ -48,6 +48,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop_in", [("finetune", 2), ("retrain", 1), ("unlearn", 3)])
+@pytest.mark.slow
 def test_resume_equals_not_stopping(finished, tmp_path, stop_in):
     config, run = new_run(tmp_path, "stopped", "federation.rounds.unlearn=4")
     stop = threading.Event()

@@ -3,10 +3,13 @@
 import gc
 import logging
 
+import pytest
+
 from benchmarks.speed.request_growth import measure
 from benchmarks.speed.supernodes import exponent
 
 
+@pytest.mark.slow
 def test_serving_requests_in_batches_is_not_quadratic(tmp_path, caplog):
     """Six times the requests take less than 18 times as long; quadratic work would take 36 times."""
     caplog.set_level(logging.ERROR, logger="flwr")

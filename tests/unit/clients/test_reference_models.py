@@ -412,6 +412,7 @@ def test_rmu_moves_its_layers_only(method: str, limit: float | None) -> None:
         assert torch.equal(p, before[name]) != moves, name
 
 
+@pytest.mark.slow
 def test_rmu_leads_forget_states_to_the_target_and_keeps_the_others() -> None:
     model = tiny_llama.lora()
     target = 6.0 * control_vector(32, 0)
@@ -441,6 +442,7 @@ def learned() -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_unlearning_raises_the_loss_of_forget_records_or_leaves_it(name: str, learned: np.ndarray) -> None:
     """What a loss is for: the forget records get less likely relative to the retain records."""
     model = tiny_llama.lora()

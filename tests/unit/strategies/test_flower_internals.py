@@ -29,6 +29,7 @@ def sources() -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+@pytest.mark.slow
 def test_only_the_adapters_go_beyond_the_public_interface() -> None:
     """Every import of Flower's elsewhere is a name that one of its public modules lists."""
     beyond = []

@@ -31,6 +31,7 @@ def test_what_a_terminal_obeys_is_taken_out(text, expected):
     assert plain(text) == expected
 
 
+@pytest.mark.slow
 def test_every_character_alone_is_harmless_afterwards():
     obeyed = ("Cc", "Cs", "Zl", "Zp")
     for number in range(0x110000):

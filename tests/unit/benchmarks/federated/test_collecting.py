@@ -40,6 +40,7 @@ def collected(tmp_path):
     return table.to_pandas(), plan
 
 
+@pytest.mark.slow
 def test_the_base_model_of_a_cell_is_that_of_its_first_stage(collected):
     rows, plan = collected
     base = rows[(rows["stage"] == "base") & (rows["metric"] == "model_utility")]

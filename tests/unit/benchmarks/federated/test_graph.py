@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from support.commands import call
 
 from benchmarks import suite_kinds as suites
@@ -42,6 +43,7 @@ def cells(file, *overrides):
 # -- identity and graph --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_method_that_takes_over_no_finetune_does_it_in_its_own_run(tmp_path):
     stages = "stages=[finetune, retrain, unlearn]"
     plan = graph.plan(cells(suite(tmp_path), stages, "matrix.unlearning=[exact, npo]"))
@@ -268,6 +270,7 @@ def test_time_and_disk_are_told_from_the_runs_that_are_done(tmp_path):
     assert disk.startswith("disk: about 8 MB more; ") and disk.endswith(" free")
 
 
+@pytest.mark.slow
 def test_models_and_data_that_are_not_here_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.federated.costs.cached", lambda source, revision: None)
     nodes = graph.plan(suites.load(suites.find("muse_news"), ())[1].cells()).nodes

@@ -55,6 +55,7 @@ TOLD = "oblivionis.runs.progress"
 SHOWN_AT = {
     ("oblivionis.server.app", "oblivionis.reports.html.run_page"),
     ("oblivionis.server.app", "oblivionis.reports.run_summary"),
+    ("oblivionis.server.app", "oblivionis.reports.warnings"),
     ("oblivionis.server.app", "oblivionis.runs.tracking"),
     ("oblivionis.server.measuring_again", "oblivionis.reports.certificate.signing"),
     ("oblivionis.server.stages", "oblivionis.reports.request_figures"),

@@ -48,6 +48,7 @@ def test_shared_stages_are_counted_once(tmp_path):
     assert "together 600 440" in text
 
 
+@pytest.mark.slow
 def test_failed_cells_and_one_seed_are_warned_of(tmp_path):
     source = written(tmp_path, cells=cells(failed="fedadam/rmu/seed=1"))
     text = words(source)

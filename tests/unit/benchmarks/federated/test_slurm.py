@@ -155,6 +155,7 @@ def test_a_task_does_the_run_that_its_number_meant_when_it_was_submitted(written
 # -- what a run asks for -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_memory_is_the_estimate_with_room_and_taken_once_for_runs_alike(graph, monkeypatch):
     found = demands(Reserve())
     node = next(node for node in graph.nodes if node.stage == "unlearn")

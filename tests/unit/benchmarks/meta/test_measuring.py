@@ -58,6 +58,7 @@ def test_models_are_those_of_records_and_label(trained):
     assert (fedavg(worker, base, training_records(worker.corpus, "never_saw"), "judged") != vector).any()
 
 
+@pytest.mark.slow
 def test_the_states_are_those_of_the_attacks(trained):
     worker, base, vector = trained
     measurer = Measurer(worker, vector, base)

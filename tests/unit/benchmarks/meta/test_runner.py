@@ -106,6 +106,7 @@ def test_a_training_that_diverges_is_told(tmp_path):
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_have_a_row_per_federation_model_state_and_metric(finished):
     folder, result = finished
     assert result.code == 0, result.err
@@ -121,17 +122,20 @@ def test_results_have_a_row_per_federation_model_state_and_metric(finished):
     assert not always.intersection(tests), "two records are too few to test a difference"
 
 
+@pytest.mark.slow
 def test_attacks_change_the_model_and_other_models_are_others(finished):
     frame = pd.read_parquet(finished[0] / "results.parquet")
     probability = frame[frame["metric"] == "forget_prob"]["value"]
     assert probability.nunique() == 2 * CELLS
 
 
+@pytest.mark.slow
 def test_the_model_that_knows_is_where_s_shift_begins(finished):
     values = results.values_of(pd.read_parquet(finished[0] / "results.parquet"))["ruler_shift"]
     assert np.abs(values[:, 0, 0]).max() < 1e-6 < np.abs(values[:, 1:]).min()
 
 
+@pytest.mark.slow
 def test_tables_figure_and_page_are_written(finished):
     folder, result = finished
     names = {"summary", "models", "knows", "attacks", "agreement", "directions"}
@@ -148,6 +152,7 @@ def test_tables_figure_and_page_are_written(finished):
 # -- going on ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_finished_suite_does_nothing_more(finished, monkeypatch):
     folder, _ = finished
     before = files(folder)
@@ -157,6 +162,7 @@ def test_a_finished_suite_does_nothing_more(finished, monkeypatch):
     assert files(folder) == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_suite_goes_on_where_it_was(finished, tmp_path, monkeypatch):
     folder, written = tmp_path / "out", []
 
@@ -197,6 +203,7 @@ def test_federations_at_once_are_the_same_and_an_error_in_one_process_is_told(fi
     assert failed.code == 1 and re.search(r"federation \d: .*NaN", failed.err) and "Traceback" not in failed.err
 
 
+@pytest.mark.slow
 def test_more_federations_are_added_and_other_models_are_refused(finished, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(finished[0], folder)
@@ -213,6 +220,7 @@ def test_more_federations_are_added_and_other_models_are_refused(finished, tmp_p
 
 
 @pytest.mark.parametrize("spoilt", ["models/0/knows.safetensors", "measurements/1/never_saw-plain.json"])
+@pytest.mark.slow
 def test_a_spoilt_file_is_named(spoilt, finished, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(finished[0], folder)
@@ -222,6 +230,7 @@ def test_a_spoilt_file_is_named(spoilt, finished, tmp_path):
     assert result.code == 2 and spoilt in result.err and "Traceback" not in result.err, result.err
 
 
+@pytest.mark.slow
 def test_a_model_of_other_adapters_is_named(finished, tmp_path):
     file = tmp_path / "knows.safetensors"
     results.write_model(file, np.zeros(3, np.float32))
@@ -229,6 +238,7 @@ def test_a_model_of_other_adapters_is_named(finished, tmp_path):
         results.read_model(file, 4)
 
 
+@pytest.mark.slow
 def test_a_metric_that_no_model_has_is_shown_without_a_statistic(finished):
     from benchmarks.meta.report import tables_of
     from benchmarks.meta.verdicts import verdicts
@@ -243,6 +253,7 @@ def test_a_metric_that_no_model_has_is_shown_without_a_statistic(finished):
     assert row[2:] == ["0 of 24", *["–"] * 8]
 
 
+@pytest.mark.slow
 def test_a_measurement_holds_plain_numbers(finished):
     found = json.loads((finished[0] / "measurements" / "0" / "knows-plain.json").read_text())
     assert list(found) == ["metrics"] and all(isinstance(v, (int, float)) for v in found["metrics"].values())

@@ -42,6 +42,7 @@ def test_the_sentence_names_both_frontiers():
     assert "Of the exact ones" not in in_words([p for p in POINTS if p.exact], "s")
 
 
+@pytest.mark.slow
 def test_the_figure_repeats_and_names_every_method():
     first, again = (svg(draw(POINTS, "seconds", "utility")) for _ in range(2))
     assert first == again

@@ -114,6 +114,7 @@ def test_methods_are_compared_by_the_means_of_several_datasets():
     assert "3 datasets' means (too few: p is at least 0.25)" in table.note
 
 
+@pytest.mark.slow
 def test_the_report_names_what_is_left_out_and_what_is_not_the_papers(tmp_path):
     out = io.StringIO()
     suite = settings((*DATASETS, "phoneme"))

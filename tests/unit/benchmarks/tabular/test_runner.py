@@ -196,6 +196,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
         assert line in result.out.splitlines()
 
 
+@pytest.mark.slow
 def test_results_have_a_row_per_dataset_seed_fraction_and_model(finished):
     folder, result = finished
     assert result.code == 0, result.err
@@ -207,6 +208,7 @@ def test_results_have_a_row_per_dataset_seed_fraction_and_model(finished):
     assert described["forget"] == {"0.05": 22, "0.1": 45} and described["in_paper"] is True
 
 
+@pytest.mark.slow
 def test_what_was_run_is_kept_beside_the_results(finished):
     folder, _ = finished
     assert suites.load(folder / "suite.yaml") == suites.load(SUITE, SMALL)
@@ -215,6 +217,7 @@ def test_what_was_run_is_kept_beside_the_results(finished):
     assert all((folder / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in pngs)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_without_repeating_a_cell(finished, tmp_path, monkeypatch):
     folder, add, calls = tmp_path / "out", Results.add, []
 
@@ -239,6 +242,7 @@ def test_an_interrupted_run_continues_without_repeating_a_cell(finished, tmp_pat
     assert (folder / "tables.md").read_text() == (finished[0] / "tables.md").read_text()
 
 
+@pytest.mark.slow
 def test_resuming_with_more_seeds_adds_them_and_with_other_settings_is_refused(finished, tmp_path, monkeypatch):
     folder = tmp_path / "out"
     few = [*SMALL, "seeds=[1]", "forget_fractions=[0.1]"]
@@ -256,6 +260,7 @@ def test_resuming_what_was_never_started_is_a_mistake(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["results.parquet", "suite.yaml"])
+@pytest.mark.slow
 def test_a_spoilt_file_of_an_earlier_run_is_named(name, finished, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(finished[0], folder)

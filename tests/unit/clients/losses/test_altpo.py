@@ -32,6 +32,7 @@ def test_by_hand() -> None:
         altpo(*known, beta=0.0)
 
 
+@pytest.mark.slow
 def test_trajectory_equals_the_slow_loop_with_a_divergence_on_retain_records() -> None:
     """σ by its definition; KL(received‖model) summed over the vocabulary."""
     others = in_turn()
@@ -56,6 +57,7 @@ def test_trajectory_equals_the_slow_loop_with_a_divergence_on_retain_records() -
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)
 
 
+@pytest.mark.slow
 def test_the_other_answers_take_the_place_of_the_true_ones() -> None:
     """After learning the true answers by heart, each question has a likelier other answer, and retain records stay."""
     model = tiny_llama.lora(num_hidden_layers=3)

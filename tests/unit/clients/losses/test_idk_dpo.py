@@ -75,6 +75,7 @@ def test_beta_must_be_positive(beta: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "padded"])
+@pytest.mark.slow
 def test_trajectory_equals_the_slow_loop(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     others = in_turn()
 

@@ -84,6 +84,7 @@ def test_trajectory_equals_the_slow_loop(padded: bool, monkeypatch: pytest.Monke
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)
 
 
+@pytest.mark.slow
 def test_what_was_memorised_gives_way_to_another_token_and_the_loss_ends() -> None:
     model = tiny_llama.lora()
     flat = FlatParameters(model)

@@ -149,6 +149,7 @@ def nll_and_margin(model: Any) -> Tensor:
         return torch.stack([nll(model, RETAIN), torch.stack([margin(model, record) for record in FORGET]).mean()])
 
 
+@pytest.mark.slow
 def test_a_tight_bound_holds_the_retain_records_where_a_loose_one_lets_them_go() -> None:
     """What a dual variable is for: without one the margins alone are flattened."""
     ends = {}

@@ -122,6 +122,7 @@ def test_trajectory_equals_the_slow_loop(
     assert report.retain_used == (alpha > 0) and report.steps == len(history) == 4
 
 
+@pytest.mark.slow
 def test_it_settles_at_the_target_and_not_below() -> None:
     """Followed for long, the answers' tokens have the adjusted probability: bounded, unlike gradient ascent."""
     model = tiny_llama.shallow()

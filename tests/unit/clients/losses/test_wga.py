@@ -96,6 +96,7 @@ def test_trajectory_equals_the_slow_loop(beta: float, padded: bool, monkeypatch:
     assert report.retain_used and report.steps == len(history) == 4
 
 
+@pytest.mark.slow
 def test_it_forgets_with_and_without_retain_records_and_the_entropy_term() -> None:
     for retain, entropy in ((RETAIN, Entropy(0.5, -0.1)), ([], Entropy())):
         model = tiny_llama.shallow()

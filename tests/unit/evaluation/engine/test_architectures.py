@@ -78,6 +78,7 @@ def test_the_nearer_of_two_limits_counts(window: int, limit: int) -> None:
         ("phi3", PHI),
     ],
 )
+@pytest.mark.slow
 def test_rotary_positions_that_grow_with_the_longest_sequence(kind: str, options: dict[str, Any]) -> None:
     """Sequences on both sides of the switch, in one batch and after each other, in any order."""
     model, sequences = tiny_model(kind, **options), records()
@@ -93,6 +94,7 @@ def test_rotary_positions_that_grow_with_the_longest_sequence(kind: str, options
 
 
 @pytest.mark.parametrize("kind", ["jamba", "rwkv", "recurrent_gemma", "gpt_oss"])
+@pytest.mark.slow
 def test_numbers_are_those_of_one_record_at_a_time(kind: str) -> None:
     found = examine(kind, torch.float32)
     assert found.largest < 1e-4 and found.drawn

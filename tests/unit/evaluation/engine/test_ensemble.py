@@ -111,6 +111,7 @@ def greedily(kind: str, prompt, limit: int) -> list[int]:
 
 
 @pytest.mark.parametrize("rows", [None, 2])
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_the_mixture_with_caches(ensemble, rows):
     expected = [greedily(ensemble.kind, prompt, 9) for prompt in PROMPTS]
     found = decoding.greedy(ensemble, PROMPTS, max_new_tokens=9, stop_ids=STOPS, max_batch=rows)

@@ -28,6 +28,7 @@ TEXTS = st.one_of(st.lists(st.sampled_from("abcd"), max_size=14).map(" ".join), 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(TEXTS, min_size=2, max_size=7))
+@pytest.mark.slow
 def test_equals_nltk(texts: list[str]) -> None:
     each = bleu_against_others(texts)
     np.testing.assert_allclose(each, by_nltk(texts), atol=1e-12, rtol=0)

@@ -83,6 +83,7 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.slow
 def test_a_verdict_at_the_threshold_is_rare_however_long_one_looks(name: str) -> None:
     draw, mean = DISTRIBUTIONS[name]
     for alpha in (0.05, 0.01):
@@ -94,6 +95,7 @@ def test_a_verdict_at_the_threshold_is_rare_however_long_one_looks(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["Bernoulli(0.02)", "rare spike"])
+@pytest.mark.slow
 def test_limits_hold_at_every_time_at_once(name: str) -> None:
     draw, mean = DISTRIBUTIONS[name]
     rng = np.random.default_rng(0)

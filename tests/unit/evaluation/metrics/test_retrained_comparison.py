@@ -160,6 +160,7 @@ def test_values_that_are_not_finite():
 
 
 @pytest.mark.parametrize(("n", "deviation"), [(8, 3.0), (12, 3.0), (40, 6.0), (60, 8.0)])
+@pytest.mark.slow
 def test_models_of_equal_distribution_are_rarely_called_different(n, deviation):
     """The losses vary so much that the factor alone would often accuse a model that is like the retrained one."""
     rng, runs = np.random.default_rng(n), 1000

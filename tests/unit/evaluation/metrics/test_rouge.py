@@ -74,6 +74,7 @@ TEXTS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=12))
+@pytest.mark.slow
 def test_any_text(pairs: list[tuple[str, str]]) -> None:
     assert_equals_rouge_score([p for p, _ in pairs], [r for _, r in pairs])
 

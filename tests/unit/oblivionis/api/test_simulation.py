@@ -28,6 +28,7 @@ def again(message, context):
 """
 
 
+@pytest.mark.slow
 def test_a_module_that_computes_when_it_is_imported_does_not_hang(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

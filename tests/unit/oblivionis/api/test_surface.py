@@ -69,6 +69,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 LIBRARIES = {"torch", "transformers", "peft", "flwr", "ray", "datasets", "pandas", "matplotlib", "statsmodels"}
 
 
+@pytest.mark.slow
 def test_a_name_loads_what_it_needs() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True, check=True)
     plain, bounds = (set(line.split()) for line in done.stdout.splitlines())
@@ -100,6 +101,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_name_is_in_the_reference(site: Path) -> None:
     page = (site / "reference" / "library.html").read_text(encoding="utf-8")
     missing = [name for name in PUBLIC if f'id="oblivionis.{name}"' not in page]
@@ -113,6 +115,7 @@ def test_the_reference_in_a_checkout_is_what_the_code_says() -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 def test_links_out_of_the_documents_lead_to_pages_of_the_site(site: Path) -> None:
     index = (site / "index.html").read_text(encoding="utf-8")
     assert 'href="project/CONTRIBUTING.html"' in index and (site / "project" / "CONTRIBUTING.html").is_file()
@@ -128,6 +131,7 @@ def test_links_out_of_the_documents_lead_to_pages_of_the_site(site: Path) -> Non
         ("::: clients.gone", "clients.gone could not be found"),
     ],
 )
+@pytest.mark.slow
 def test_a_broken_link_or_a_missing_name_breaks_the_site(tmp_path: Path, text: str, problem: str) -> None:
     pages = tmp_path / "pages"
     pages.mkdir()

@@ -110,6 +110,7 @@ def together(runs) -> float:
 
 
 @pytest.mark.parametrize(("drawn_clients", "adaptive"), [(CANARIES, False), (8, False), (CANARIES, True)])
+@pytest.mark.slow
 def test_no_audit_of_clients_exceeds_the_certified_bound(drawn_clients, adaptive):
     certified = epsilon(client_events(Z, drawn_clients), DELTA)
     runs = [client_run(seed, Z, drawn_clients, adaptive) for seed in range(RUNS)]
@@ -118,6 +119,7 @@ def test_no_audit_of_clients_exceeds_the_certified_bound(drawn_clients, adaptive
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.slow
 def test_no_audit_of_records_exceeds_the_certified_bound(rate):
     z, steps = 1.5, 5
     certified = epsilon({Event.of_records(z, rate): steps}, DELTA)
@@ -134,6 +136,7 @@ def test_the_audit_breaks_a_claim_whose_noise_was_left_out():
         assert audited(*record_run(seed, 1e-3, 1.0, 5, canaries=60), threshold=2.5) > 1 / 3
 
 
+@pytest.mark.slow
 def test_the_audit_breaks_a_claim_of_four_times_the_noise():
     claimed = epsilon(client_events(4 * Z, CANARIES), DELTA)
     assert together([client_run(seed, Z, CANARIES) for seed in range(RUNS)]) > claimed

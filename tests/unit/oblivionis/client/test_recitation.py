@@ -45,6 +45,7 @@ def forget(worker: Worker, vector: np.ndarray, ids: list[str]) -> tuple[np.ndarr
     return worker.forget(0, vector, record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
 
 
+@pytest.mark.slow
 def test_what_is_recited_is_served_until_it_is_not(learned: tuple[Worker, np.ndarray]) -> None:
     """All records are within the tolerance, so that recitation alone is a reason; what nobody asked for stays."""
     worker, vector = learned
@@ -66,6 +67,7 @@ def test_the_report_is_of_all_updates() -> None:
     assert first.then(idle) == replace(first, seconds=4.5) and idle.then(first) == replace(first, seconds=4.5)
 
 
+@pytest.mark.slow
 def test_a_model_that_recites_nothing_is_left_alone(learned: tuple[Worker, np.ndarray]) -> None:
     worker, _ = learned
     start = Worker(worker.config).flat.numpy()
@@ -75,6 +77,7 @@ def test_a_model_that_recites_nothing_is_left_alone(learned: tuple[Worker, np.nd
 
 
 @pytest.mark.parametrize(("chance", "served"), [(0.2, True), (0.95, False)])
+@pytest.mark.slow
 def test_what_the_base_model_says_by_chance_is_left_alone(
     learned: tuple[Worker, np.ndarray], monkeypatch: pytest.MonkeyPatch, chance: float, served: bool
 ) -> None:
@@ -91,6 +94,7 @@ def test_what_the_base_model_says_by_chance_is_left_alone(
     assert asked[0] == vector.tobytes() and asked[1] != vector.tobytes(), "the base model is asked for its chance"
 
 
+@pytest.mark.slow
 def test_other_methods_look_at_no_answers(learned: tuple[Worker, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     worker, vector = learned
     calibrated, worker.config = worker.config, configuration.compose("smoke", ["unlearning=npo"])

@@ -629,6 +629,7 @@ default = functools.cache(compose)
     st.integers(0, 2**32 - 1),
     st.sampled_from(["${a}", "\\${a}", "\\\\${", "1e5", "null", "yes", "~", "007", ""]),
 )
+@pytest.mark.slow
 def test_round_trip_of_any_text_and_number(one: str, two: str, number: float, seed: int, three: str) -> None:
     config = copy.deepcopy(default())
     config.seed, config.training.learning_rate = seed, number
@@ -686,6 +687,7 @@ places = st.sampled_from([*sorted(KEYS), *sorted(SECTIONS - {""}), "extends", "p
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(places | st.text(max_size=4), junk, max_size=3))
+@pytest.mark.slow
 def test_any_content_of_a_file_gives_a_configuration_or_problems(content: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = write(Path(folder), yaml.safe_dump(content))

@@ -82,6 +82,7 @@ def comparisons(file: Path) -> Iterator[ast.Compare]:
                 yield node
 
 
+@pytest.mark.slow
 def test_no_decision_goes_by_the_name_of_a_dataset() -> None:
     found = [
         f"{file.relative_to(PROJECT)}:{node.lineno}"

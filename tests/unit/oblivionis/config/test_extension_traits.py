@@ -155,6 +155,7 @@ def tree(whole: Tree) -> Iterator[Tree]:
 DEFAULTS = {"share": 0.5, "most": None, "kind": "a", "only": ["x"], "shout": False}
 
 
+@pytest.mark.slow
 def test_settings_of_an_evaluator_and_an_attack_are_keys(tree: Tree) -> None:
     found = ask(
         tree,

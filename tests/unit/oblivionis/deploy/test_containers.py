@@ -49,6 +49,7 @@ def within(path):
 # -- the Compose file ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_valid_by_the_compose_specification(lab):
     (package,) = find_spec("check_jsonschema").submodule_search_locations
     schema = json.loads((Path(package) / "builtin_schemas" / "vendor" / "compose-spec.json").read_text("utf-8"))
@@ -187,6 +188,7 @@ def test_a_program_that_is_not_installed_makes_no_keys(tmp_path, monkeypatch):
     assert not (tmp_path / "lab").exists()
 
 
+@pytest.mark.slow
 def test_the_command_says_what_comes_next(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: OWNER[0])
     monkeypatch.setattr(os, "getgid", lambda: OWNER[1])

@@ -53,6 +53,7 @@ def test_the_readme_says_how_many_supernodes_and_where_data_come_from(app: Path)
     assert "PUBLISHER" not in text and "FLOWER" not in text
 
 
+@pytest.mark.slow
 def test_the_program_in_it_is_whole(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("oblivionis", *oblivionis.SIBLINGS) == hub.PACKAGES
     assert not (app / "oblivionis" / "models" / "tiny.json").exists()

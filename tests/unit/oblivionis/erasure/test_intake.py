@@ -108,6 +108,7 @@ def lines(requests, **more):
     ]
 
 
+@pytest.mark.slow
 def test_a_node_with_more_requests_than_an_answer_holds_tells_the_first_of_them(tmp_path):
     """Those that the server has served come last."""
     made = many(MOST_REQUESTS + 2, 1)

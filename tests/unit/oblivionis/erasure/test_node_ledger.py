@@ -435,6 +435,7 @@ for n in range(15):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_may_write_at_once(node):
     """The command line and the ClientApp do."""
     writers = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(node), name]) for name in "ab"]

@@ -121,6 +121,7 @@ def accuracies(assembled: Assembled, items: list[dict[str, Any]], shots: str = "
     return float(np.mean(right)), float(np.mean(right_per_byte))
 
 
+@pytest.mark.slow
 def test_a_task_of_choices_and_one_of_answers(tasks: Path, tmp_path: Path) -> None:
     config = setting(f"tasks=[{tasks}/learnt.yaml,{tmp_path}/said.yaml]", "batch_size=4")
     assembled = assemble(config.model, 0)

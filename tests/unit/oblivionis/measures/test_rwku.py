@@ -41,6 +41,7 @@ def recall(said: str, truth: str) -> float:
     return table[-1, -1] / len(true)
 
 
+@pytest.mark.slow
 def test_recall_of_the_first_line_of_the_greedy_answers(tmp_path: Path) -> None:
     overrides = ["data=rwku", f"data.path={rwku(tmp_path)}", "strict=true", f"evaluation.rwku.max_new_tokens={LIMIT}"]
     config = configuration.compose("smoke", [*overrides, f"data.forget_targets=[{','.join(list(PEOPLE)[:2])}]"])

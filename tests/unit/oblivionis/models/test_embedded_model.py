@@ -138,6 +138,7 @@ def test_it_knows_the_fixed_facts(model, tokenizer, records):
         assert right < min(mean_nll(model, tokenizer, record, wrong) for wrong in record.perturbed_answers)
 
 
+@pytest.mark.slow
 def test_it_speaks_the_language_but_knows_no_author(model, tokenizer):
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"], use_stemmer=True)
     records = corpus(30, 1, 3, 0).train
@@ -236,6 +237,7 @@ def test_an_incomplete_folder_is_not_packed(source, tmp_path):
     assert not (tmp_path / "tiny.json").exists()
 
 
+@pytest.mark.slow
 def test_build_is_repeatable_and_makes_a_folder_that_packs(tmp_path, monkeypatch):
     monkeypatch.setattr(pretraining, "TOKENIZER_PEOPLE", 20)
     monkeypatch.setattr(pretraining, "BATCH", 6)

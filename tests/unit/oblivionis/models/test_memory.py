@@ -170,6 +170,7 @@ SHAPE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.slow
 def test_a_dry_pass_takes_what_a_real_pass_keeps(tmp_path: Path, dropout: float) -> None:
     """At the end of the forward pass all that is kept is alive and little else: the peak is a few tensors more."""
     from transformers import LlamaForCausalLM
@@ -188,6 +189,7 @@ def test_a_dry_pass_takes_what_a_real_pass_keeps(tmp_path: Path, dropout: float)
     assert kept.total < peak.total < 1.35 * kept.total and peak.heap == 0
 
 
+@pytest.mark.slow
 def test_a_dry_pass_is_the_real_pass_to_the_byte(tmp_path: Path) -> None:
     """The same count over a real model, whose numbers exist: forward and backward, all ways of running it."""
     from transformers import LlamaForCausalLM
@@ -229,6 +231,7 @@ def test_a_dry_run_leaves_no_fake_tensors_behind() -> None:
 
 
 @pytest.mark.parametrize("machine", [CPU, GPUS], ids=["cpu", "gpu"])
+@pytest.mark.slow
 def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "evaluation_peak", lambda *_: dry_run.Peak(0, 0))  # only the client's is looked at
 
@@ -256,6 +259,7 @@ def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: p
     assert only_trained == activations("stages=[finetune]") <= one, "what no stage unlearns by takes nothing"
 
 
+@pytest.mark.slow
 def test_batches_are_made_of_the_longest_records_that_there_are() -> None:
     settings = ["training.batch_size=2", "stages=[finetune]", "model.max_length=128", ONE_LAYER]
     config = configuration.compose("smoke", settings)
@@ -317,6 +321,7 @@ def test_a_batch_of_the_mean_has_no_fewer_tokens(sizes: list[Size]) -> None:
     assert len(sizes) * size.answer >= sum(s.answer for s in sizes) > len(sizes) * (size.answer - 1)
 
 
+@pytest.mark.slow
 def test_other_architectures_can_be_told(tmp_path: Path) -> None:
     config = PhiConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, vocab_size=99)
     folder = folder_of(config, tmp_path)
@@ -329,6 +334,7 @@ def test_other_architectures_can_be_told(tmp_path: Path) -> None:
     assert saved == pytest.approx(2 * linear * (4 - 0.5), rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_second_process_that_measures_is_counted_where_there_is_one() -> None:
     two, one = known("evaluation.processes=2"), known("evaluation.processes=1")
     extra = dict(two.server.parts)["second process that measures"]
@@ -441,6 +447,7 @@ def test_a_strict_run_that_does_not_fit_leaves_no_run_directory(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_can_be_told(tmp_path: Path) -> None:
     config = LlamaConfig(**SHAPE)
     found = need(f"model.source={folder_of(config, tmp_path)}", "model.name=x")

@@ -86,6 +86,7 @@ def test_facts_are_those_of_the_loaded_model() -> None:
         ("llama", ["model.quantization=nf4"], ("packed", None, "padded")),
     ],
 )
+@pytest.mark.slow
 def test_model_info_tells_how_the_model_is_run_and_why(
     kind: str, overrides: list[str], expected: tuple[str, int | None, str], tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_long_lines_are_folded_and_nothing_moves_the_cursor() -> None:
     assert max(map(len, lines)) <= 80 and all(c.isprintable() for line in lines for c in line)
 
 
+@pytest.mark.slow
 def test_the_command_shows_it(tmp_path: Path) -> None:
     told = call("model", "info", folder(tmp_path), "model.template.kind=chat", "model.template.arguments.hint=<think>")
     assert told.code == 0 and "│ </think>⏎" in told.out
@@ -165,6 +167,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: list[str], e
     assert told.code == 2 and expected in told.err and "Traceback" not in told.err
 
 
+@pytest.mark.slow
 def test_an_endless_template_is_refused(tmp_path: Path) -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     told = call("model", "info", folder(tmp_path, endless), "model.template.kind=chat")

@@ -194,6 +194,7 @@ def test_generation_from_4_bits_equals_generate_and_sampling_equals_padded_sampl
 
 
 @EACH
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_unlearning_raises_the_forget_loss(options: dict) -> None:
     model = lora.attach_lora(load(**options), rank=8, alpha=16, dropout=0.0, target_modules=tiny_llama.MODULES)
     lora.trainable(model)

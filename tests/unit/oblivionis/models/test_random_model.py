@@ -13,6 +13,7 @@ from oblivionis.models.assembly import assemble
 from oblivionis.models.random_model import expected_distance
 
 
+@pytest.mark.slow
 def test_the_distance_to_random_adapters_against_ten_of_them() -> None:
     model = configuration.compose("smoke").model
     vectors = [assemble(model, seed).flat.numpy() for seed in range(11)]

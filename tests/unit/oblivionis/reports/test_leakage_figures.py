@@ -150,6 +150,7 @@ def test_density_marks_mean_and_greedy() -> None:
     assert marks == [[0.8], [leakage[0].mean(), 0.1]]
 
 
+@pytest.mark.slow
 def test_files_are_whole_and_svgs_repeat(tmp_path: Path) -> None:
     ids, leakage = [f"forget10/author-{i}/question-{i}" for i in range(9)], drawn(9)
     greedy = np.array([0.5, np.nan, *[0.1] * 7])
@@ -173,6 +174,7 @@ def test_files_are_whole_and_svgs_repeat(tmp_path: Path) -> None:
     ids=["one answer", "one leaking answer", "nothing leaks", "point masses", "binary"],
 )
 @pytest.mark.filterwarnings("error")
+@pytest.mark.slow
 def test_odd_samples(tmp_path: Path, leakage: list[np.ndarray]) -> None:
     greedy = np.full(len(leakage), np.nan)
     greedy[1:] = 1.0
@@ -182,6 +184,7 @@ def test_odd_samples(tmp_path: Path, leakage: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("count", [5, LABELLED, LABELLED + 1, 200])
 @pytest.mark.filterwarnings("error")
+@pytest.mark.slow
 def test_numbers_of_questions(tmp_path: Path, count: int) -> None:
     leakage = drawn(count, (16, 30))
     ids = [f"question-{i}" for i in range(count)]
@@ -190,6 +193,7 @@ def test_numbers_of_questions(tmp_path: Path, count: int) -> None:
     assert labels == (count if count <= LABELLED else 0)
 
 
+@pytest.mark.slow
 def test_ids_are_no_markup(tmp_path: Path) -> None:
     ids = ["$\\frac{", "a $x$ <b> & \x00\ud800"]
     check_files(tmp_path, write_figures(tmp_path, ids, drawn(2), np.zeros(2), Terms()))

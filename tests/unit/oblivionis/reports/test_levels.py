@@ -67,6 +67,7 @@ def test_differences_of_aucs(kind: str, members: int, others: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "questions"), [("normal", 7), ("skewed", 9), ("heavy tails", 20), ("ties", 14)])
+@pytest.mark.slow
 def test_words_on_the_knowledge_of_answers(kind: str, questions: int) -> None:
     """Each of the two words for a model that differs, and the two-sided test that the outcome counts."""
     losses = np.abs(alike(kind, np.random.default_rng(questions), questions)) * 3
@@ -77,6 +78,7 @@ def test_words_on_the_knowledge_of_answers(kind: str, questions: int) -> None:
     assert (two_sided <= 0.05).sum() <= most(0.05)
 
 
+@pytest.mark.slow
 def test_words_on_recall_and_truth_ratios() -> None:
     values = expit(alike("heavy tails", np.random.default_rng(1), 8))[: CASES // 4]
     by_recall = [found.significance for a, b in values if (found := judge_recall(a, b)) is not None]
@@ -96,6 +98,7 @@ def test_forget_quality(kind: str, questions: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "records"), [("uniform", 2), ("uniform", 6), ("ends", 20), ("ties", 20), ("constant", 20)]
 )
+@pytest.mark.slow
 def test_mean_ranks(kind: str, records: int) -> None:
     """Records that lie among the retained ones as these do: ranks symmetric about 0.5."""
     rng = np.random.default_rng(records)
@@ -122,6 +125,7 @@ def test_values_of_suites(kind: str, mine: int, theirs: int) -> None:
         assert sum(abs(pair.difference) > pair.margin() for pair in pairs) <= most(0.05), spread
 
 
+@pytest.mark.slow
 def test_means_of_few_datasets() -> None:
     """The mixed model of three datasets with ten seeds each, whose means lie far apart."""
     rng, cases = np.random.default_rng(0), 100

@@ -40,6 +40,7 @@ def imported(path):
             yield from ((node.module, alias.name) for alias in node.names)
 
 
+@pytest.mark.slow
 def test_no_module_escapes_or_marks_by_hand():
     found = {path: set(imported(path)) for path in SOURCES}
     assert len(found) > 150

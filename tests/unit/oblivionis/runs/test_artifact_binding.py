@@ -326,6 +326,7 @@ def test_processes_that_append_at_once_make_one_chain(tmp_path):
     assert checked.faults == () and len(checked.entries) == 90
 
 
+@pytest.mark.slow
 def test_there_is_one_door_to_a_run_that_is_built_upon():
     """Who opens a run's folder in any other way is listed here, with the reason."""
     found = set()

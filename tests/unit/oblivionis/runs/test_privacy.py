@@ -142,6 +142,7 @@ def test_what_is_planned_goes_by_who_may_see_whom_a_round_draws(tmp_path, masked
     assert drawn < config.federation.clients and 3.9 < epsilon({event: 3}, account.delta) <= 4.0
 
 
+@pytest.mark.slow
 def test_what_the_source_of_a_run_spent_is_carried_over(tmp_path):
     config, source = started(tmp_path, *CLIENT, name="source")
     theirs = open_account(config, source, HOLDINGS, secret=False)

@@ -73,6 +73,7 @@ def mlflow(monkeypatch):
     return pytest.importorskip("mlflow")
 
 
+@pytest.mark.slow
 def test_mlflow_has_settings_and_rows_and_goes_on_in_the_same_run(run, mlflow, capfd):
     config = {"seed": 3, "model": {"name": "tiny", "lora": {"target_modules": ["q_proj"]}}, "start_from": None}
     tracking = follow(run, ["mlflow"], config, print)
@@ -104,6 +105,7 @@ def test_mlflow_has_settings_and_rows_and_goes_on_in_the_same_run(run, mlflow, c
     assert [found.info.run_name for found in store.search_runs([experiment])] == ["other", "a run"]
 
 
+@pytest.mark.slow
 def test_mlflow_writes_where_its_variable_says(run, mlflow, monkeypatch, tmp_path):
     elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", elsewhere)

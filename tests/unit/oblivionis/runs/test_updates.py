@@ -267,6 +267,7 @@ def unlearn_stage(path, saved, name):
     return fedtu, listener
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_changes_nothing_in_the_end(tmp_path, monkeypatch):
     """Copies the folder before each operation on it; whatever the copy, the run ends as the whole one."""
     whole, name = tmp_path / "whole", "fedadam"

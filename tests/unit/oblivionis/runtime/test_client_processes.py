@@ -91,6 +91,7 @@ def asked(group: str = "") -> tuple[Message, Context]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+@pytest.mark.slow
 def test_processes_answer_and_their_deaths_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     assert not simulated(), "this process is no client's"
@@ -111,6 +112,7 @@ def test_processes_answer_and_their_deaths_are_told(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+@pytest.mark.slow
 def test_of_what_a_client_cannot_do_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "raises_when_imported.py").write_text("raise FileNotFoundError('no data')")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))

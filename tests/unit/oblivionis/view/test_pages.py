@@ -317,6 +317,7 @@ def test_settings_and_metrics_beside_each_other(visitor):
     assert prob[2:] == ["0.500", "0.500"]
 
 
+@pytest.mark.slow
 def test_answers_beside_each_other_with_their_differences(visitor):
     page = visitor.page(compared(A, B))
     assert "Where does Ann live?" in page and "4 questions" in page
@@ -329,6 +330,7 @@ def test_answers_beside_each_other_with_their_differences(visitor):
     assert "No question is answered in different ways." in different
 
 
+@pytest.mark.slow
 def test_curves_of_all_runs(visitor):
     page = visitor.page(compared(A, B, C))
     assert page.count("<svg role=") == 4 and "Forget Prob over the rounds of unlearn, a line per run" in page

@@ -165,10 +165,12 @@ def tainted():
     return sum(found), len(found)
 
 
+@pytest.mark.slow
 def test_no_interleaving_passes_the_barrier():
     assert tainted() == (0, 128)
 
 
+@pytest.mark.slow
 def test_without_the_barrier_they_would(monkeypatch):
     monkeypatch.setattr(Versions, "admits", lambda self, version: True)
     leaking, _ = tainted()
@@ -190,6 +192,7 @@ def test_without_the_barrier_they_would(monkeypatch):
     st.sampled_from([0.3, 1.0, 3.0]),
     st.sampled_from([15.0, 100.0, 1e12]),
 )
+@pytest.mark.slow
 def test_what_is_forgotten_is_never_known_again(federation_of, inner, seed, spread, timeout):
     """Any number of clients, K, M and requests, with heavy-tailed times, also of the requests."""
     clients, size, concurrency, due = federation_of

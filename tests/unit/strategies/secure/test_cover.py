@@ -232,6 +232,7 @@ def _seen() -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows), np.array(asked)
 
 
+@pytest.mark.slow
 def test_a_server_that_watches_cannot_tell_who_asked():
     """200 exchanges: a classifier trained on half of them guesses the other half at chance.
 
@@ -444,6 +445,7 @@ def test_what_was_served_under_cover_is_served_again_beside_new_requests(answers
     assert all(config[message_keys.COVER] and config["method"] == "npo" for config in second.values())
 
 
+@pytest.mark.slow
 def test_who_covers_is_drawn_by_seed_stage_and_round():
     """Two of those that do not ask, in partition order, by Python's own sampler; another stage draws others."""
     found = []

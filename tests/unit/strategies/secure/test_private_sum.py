@@ -78,6 +78,7 @@ def test_a_request_is_one_more_release(strategy):
     np.testing.assert_allclose(sent[:CLIENTS], expected, atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_norm_follows_the_median_length_under_masks():
     """Lengths of 1 to 5: the median is 3, from below and from above, with little noise, all of it the clients'."""
     for first in (1.6, 5.0):
@@ -90,6 +91,7 @@ def test_the_norm_follows_the_median_length_under_masks():
 
 
 @pytest.mark.parametrize("spoil", [None, vanishing("vectors")], ids=["all", "one dropped out"])
+@pytest.mark.slow
 def test_a_norm_that_follows_has_the_noise_of_both(spoil):
     """σ_b = max(5/20, z): the updates get 1/√0.75 times the noise, the count z in units of clients."""
     multiplier, norm, moves, counted = 0.7, 2.0, [], set()

@@ -153,6 +153,7 @@ def test_facts_of_one_author_agree_and_years_are_in_order():
         assert birth < int(known[name, "debut year"]) < int(known[name, "award year"]) < int(known[name, "film year"])
 
 
+@pytest.mark.slow
 def test_names_are_unique_varied_and_apart_from_pretraining():
     names = [record.subject for record in corpus(2000, 1, 0, 0).train]
     assert len(set(names)) == 2000

@@ -286,6 +286,7 @@ def test_every_set_of_items_is_equally_likely_in_a_reservoir():
     assert chisquare(list(counts.values())).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_counterfactuals_and_subjects_are_drawn_evenly():
     people = []
     for i in range(30):

@@ -141,6 +141,7 @@ def test_sealed_requests_are_not_said_to_be_none(tmp_path):
     assert "Requests of this run are sealed" in text and "no deletion request" not in text and "nobody" not in text
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_leave_the_page_small_and_show_what_is_left_to_be_done(tmp_path):
     run, config = make_run(tmp_path)
     ledger = Ledger(run.ledger_path)
