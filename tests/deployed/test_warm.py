@@ -56,7 +56,7 @@ def test_each_message_is_forked_with_the_libraries_and_without_the_program(tmp_p
     settings.pop("OBLIVIONIS_TEST_FORKS", None)  # the program's own forks, not those of the tests
     settings.pop("OMP_NUM_THREADS", None)  # several threads in the parent's BLAS, and in the children
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, tokens)], env=settings, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", MAIN, *map(str, tokens)], env=settings, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["accepted"] * 4
