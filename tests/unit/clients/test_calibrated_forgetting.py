@@ -151,6 +151,7 @@ def test_recited_tokens_are_those_that_the_target_would_not_choose() -> None:
     assert target.recited[0].any() and target.recited[3].any()
 
 
+@pytest.mark.slow
 def test_a_recited_record_is_served_further_though_it_is_at_its_target() -> None:
     """Until its tokens no longer lead, by a quarter of the rate; where there are none, nothing is done."""
     model = tiny_llama.shallow()
@@ -452,6 +453,7 @@ def shifted(model: Any, flat: FlatParameters, by: list[float]) -> Target:
 
 
 @pytest.mark.parametrize("method", ["calibrated", "npo", "grad_ascent"])
+@pytest.mark.slow
 def test_both_sides_reach_their_target_by_any_method(method: str) -> None:
     """Some records are known too well, some too little, one is where it should be."""
     model = tiny_llama.lora()

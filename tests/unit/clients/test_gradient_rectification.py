@@ -119,6 +119,7 @@ def slow(smoothing: float) -> tuple[list[float], np.ndarray, int]:
     return history, torch.cat([p.detach().reshape(-1) for p in moving]).numpy(), conflicts
 
 
+@pytest.mark.slow
 def test_trajectory_equals_the_slow_loop() -> None:
     smoothing = 0.3
     expected_history, expected, conflicts = slow(smoothing)

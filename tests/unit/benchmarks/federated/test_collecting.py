@@ -50,6 +50,7 @@ def test_the_base_model_of_a_cell_is_that_of_its_first_stage(collected):
     assert set(own["run"]) == {f"../store/{node.key}" for node in plan.nodes if node.stage == "unlearn"}
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_failed_is_a_row_and_exit_code_1(collected, tmp_path):
     _, plan = collected
     node = plan.nodes[-1]

@@ -32,6 +32,7 @@ def test_a_point_is_the_mean_over_seeds_of_what_is_known(tmp_path):
     assert other == Point("b", 1.0, 0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_the_figure_is_a_file_and_part_of_the_page(tmp_path):
     figure = str(frontier.figure(frontier.points(table(), AXES), tmp_path))
     assert (tmp_path / frontier.FILE).read_bytes().startswith(b"<?xml")

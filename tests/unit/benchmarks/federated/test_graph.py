@@ -176,6 +176,7 @@ def test_what_cannot_change_finetune_does_not_change_its_identity():
     assert base() != base("evaluation.every=0") and base() != base(stage="retrain")
 
 
+@pytest.mark.slow
 def test_a_suite_can_be_planned_without_its_model():
     result = call("bench", "tofu_split99", "matrix.strategy=[fedavg]", "--dry-run")
     assert result.code == 0 and "12 cells in 18 runs" in result.out

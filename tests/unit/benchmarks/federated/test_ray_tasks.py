@@ -50,6 +50,7 @@ def enter(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_machines_alike_are_accepted_and_one_that_does_not_see_the_store_gets_parcels(enter):
     executor, _ = enter([{}, {}], LARGE, LARGE)
     assert executor.sharing
@@ -77,6 +78,7 @@ def test_a_machine_without_the_data_is_named_with_the_key(enter, tmp_path):
         enter([{}, {"inputs": {named: "missing"}}], LARGE, LARGE, runs=runs)
 
 
+@pytest.mark.slow
 def test_what_no_machine_has_is_refused_with_the_cell_and_what_there_is(enter):
     small = {"CPU": 2.0, "memory": 4.0 * GB}
     with pytest.raises(RunError) as refused:

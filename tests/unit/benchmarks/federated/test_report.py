@@ -22,6 +22,7 @@ def words(source):
     return " ".join(Text(re.sub(r"<style>.*?</style>", "", source)).text.split())
 
 
+@pytest.mark.slow
 def test_everything_of_the_view_is_on_the_page(tmp_path):
     source = written(tmp_path)
     text = words(source)
@@ -41,6 +42,7 @@ def test_ours_beside_the_papers(tmp_path):
     assert "simnpo" not in text, "there is no such cell"
 
 
+@pytest.mark.slow
 def test_shared_stages_are_counted_once(tmp_path):
     """4 finetune runs of 60 s serve 8 cells, 4 retrain runs of 50 s likewise; nobody shares unlearn, 20 s."""
     text = words(written(tmp_path))
@@ -57,6 +59,7 @@ def test_failed_cells_and_one_seed_are_warned_of(tmp_path):
     assert "One seed only" in words(written(tmp_path, cells=cells(seeds=(0,))))
 
 
+@pytest.mark.slow
 def test_warnings_and_reports_come_from_the_cells(tmp_path):
     made, _ = make_run(tmp_path, ["finetune", "unlearn"], metrics=lambda s: metrics_of(s) | {"model_utility": 0.5})
     (made.path / "report.html").write_text("<p>")
@@ -75,6 +78,7 @@ def test_a_suite_without_cells_paper_or_tables(tmp_path):
     assert "Nothing to draw yet" in text and "0 of 0 done" in text and "No seconds" in text and "Warnings" not in text
 
 
+@pytest.mark.slow
 def test_one_axis_and_three(tmp_path):
     frame = cells().assign(rounds="10")
     assert "<svg" in written(tmp_path, cells=frame[frame.strategy == "fedavg"], axes=("unlearning", "seed"), paper=None)

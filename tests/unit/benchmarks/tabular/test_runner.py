@@ -269,6 +269,7 @@ def test_a_spoilt_file_of_an_earlier_run_is_named(name, finished, tmp_path):
     assert result.code == 2 and name in result.err and "Traceback" not in result.err
 
 
+@pytest.mark.slow
 def test_a_dataset_that_cannot_be_fetched_is_named_everywhere_and_left_out(tmp_path):
     quick = [*SMALL, "datasets=[breast_cancer, phoneme]", "seeds=[0]", "forget_fractions=[0.1]"]
     result = call("bench", SUITE, *quick, "--output", tmp_path / "out")

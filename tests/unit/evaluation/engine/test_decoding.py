@@ -274,6 +274,7 @@ def test_known_starts_change_nothing_but_the_work(llama: LlamaForCausalLM, mode:
 @pytest.mark.parametrize("mode", ["fused", "packed"])
 @pytest.mark.parametrize("rows", [None, 5, 1])
 @pytest.mark.parametrize("copies", [1, 6])
+@pytest.mark.slow
 def test_what_the_memory_held_before_does_not_matter(
     llama: LlamaForCausalLM, rows: int | None, mode: str, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_the_usual_interval_looked_at_again_and_again_would_not_hold() -> None:
     assert missed > stats.binom.ppf(0.999999, REPETITIONS, 0.05)
 
 
+@pytest.mark.slow
 def test_stops_early_far_from_the_threshold() -> None:
     rng = np.random.default_rng(0)
     for draw, threshold, verdict, at_most in (

@@ -64,6 +64,7 @@ def test_both_sides_of_the_factor(factor, verdict):
     assert judge_truth_ratio([r / factor for r in ratios], ratios).verdict == verdict
 
 
+@pytest.mark.slow
 def test_far_on_one_question_only_is_not_enough():
     theirs = [0.9, *[0.01] * 9]
     ours = [0.001, *[0.0101] * 9]
@@ -138,6 +139,7 @@ def test_the_truth_ratio_tells_knowing_from_avoiding_where_the_tables_number_can
     assert judge_truth_ratio(spread / 0.2, spread**2).verdict == OVER_UNLEARNED
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite():
     theirs = np.linspace(1.0, 2.0, QUESTIONS)
     gone = judge_probability(np.full(QUESTIONS, np.inf), theirs)

@@ -114,6 +114,7 @@ def test_sentences_have_the_nlls_of_the_plain_model(model: Any, mode: str, with_
         Asking(templates=1, counterfactuals=3, context=2),
     ],
 )
+@pytest.mark.slow
 def test_scores_are_those_of_every_sentence_on_its_own(model: Any, tokenizer: Any, asking: Asking) -> None:
     found = score_facts(model, tokenizer, FACTS, asking)
     assert [x.fact for x in found] == FACTS
@@ -162,6 +163,7 @@ def test_no_position_reaches_the_model_twice(model: Any, tokenizer: Any, seen: l
     assert sum(map(len, seen)) == len(beginnings)
 
 
+@pytest.mark.slow
 def test_beginnings_are_read_once_over_many_batches(
     model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

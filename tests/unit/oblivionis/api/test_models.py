@@ -78,6 +78,7 @@ def assessor(folder: Path) -> Assessor:
     return Assessor(assembled, corpus_of(config), config, assembled.flat.numpy())
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_program(noisy: tuple[Any, Any], folder: Path, assessor: Assessor) -> None:
     expected = assessor.measure(assessor.assembled.flat.numpy(), full=True).report.results["tofu"]
     for model in (folder, noisy):

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from support.commands import call
 
 from oblivionis.cli.main import FIRST_STEPS
@@ -28,6 +29,7 @@ def test_an_unknown_command_is_still_a_mistake():
     assert told.code == 2 and "simulte" in told.err
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "oblivionis", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{__version__}\n"

@@ -329,6 +329,7 @@ def test_other_texts_are_no_number_of_epochs(node):
     assert "limits.epochs" in send(node, "train", epochs="7") and "limits.epochs" in send(node, "train", epochs=2.5)
 
 
+@pytest.mark.slow
 def test_an_audit_is_bounded(node):
     NodeLedger(node).submit(["p1-home"], identifier="mine")
     asked = demand(["mine"], ["p1-home"])

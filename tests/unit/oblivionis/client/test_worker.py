@@ -73,6 +73,7 @@ def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("asked", "anchored"), [(3, False), (4, True), (6, True)])
+@pytest.mark.slow
 def test_who_gives_up_more_than_it_keeps_is_held_by_the_references_too(
     monkeypatch: pytest.MonkeyPatch, asked: int, anchored: bool
 ) -> None:

@@ -21,6 +21,7 @@ def test_the_way_through_yaml_changes_nothing(name):
     assert config_hash(config) == hashlib.sha256(plain.encode()).hexdigest(), "what config.yaml says, by another reader"
 
 
+@pytest.mark.slow
 def test_texts_that_yaml_and_interpolation_trip_over_survive():
     texts = ["${seed}", "é 名", "a: b", "# no comment", "yes", "1e3", "line\nbreak", "'\""]
     for text in texts:

@@ -76,6 +76,7 @@ def unmarked(text):
     return "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
 
 
+@pytest.mark.slow
 def test_characters_look_alike_to_icu_that_look_alike_here():
     icu = icu_skeleton()
     if icu is None:

@@ -60,6 +60,7 @@ def test_it_is_valid_by_the_compose_specification(lab):
         jsonschema.validate(content, schema)
 
 
+@pytest.mark.slow
 def test_each_service_runs_the_start_script_of_its_folder(lab, services):
     ran = {}
     for name, service in services.items():

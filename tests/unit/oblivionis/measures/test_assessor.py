@@ -64,6 +64,7 @@ def plain_fluency(base: Any, assembled: Assembled, answers: dict[str, list[list[
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
+@pytest.mark.slow
 def test_fluency_under_the_base_model(mode: str) -> None:
     config = setting(f"model.mode={mode}")
     assembled = assemble(config.model, 0)
@@ -144,6 +145,7 @@ def _generated(assembled: Assembled, prompt: tuple[int, ...]) -> list[int]:
     return said[:-1] if said and said[-1] in assembled.stop_ids else said
 
 
+@pytest.mark.slow
 def test_other_metrics_are_the_same_without_it() -> None:
     config = setting("evaluation.membership.attacks=[loss, reference]")
     vector, found = None, []
@@ -159,6 +161,7 @@ def test_other_metrics_are_the_same_without_it() -> None:
     assert {key: with_[key] for key in without} == without, "to the last bit"
 
 
+@pytest.mark.slow
 def test_where_it_is_left_out() -> None:
     config = setting()
     assembled = assemble(config.model, 0)

@@ -82,6 +82,7 @@ def test_the_likeliest_letter_is_the_answer(tmp_path: Path) -> None:
     assert {k for k in measured.metrics if not k.startswith(("choices_", "membership_"))} == set(), "texts"
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_goes_with_any_data_and_is_asked_in_the_profile_s_measure(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ASKED))

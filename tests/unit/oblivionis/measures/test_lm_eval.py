@@ -172,6 +172,7 @@ def greedy(assembled: Assembled, text: str) -> str:
 
 
 @pytest.mark.usefixtures("without_defaults")
+@pytest.mark.slow
 def test_a_group_of_tasks_with_examples_and_a_limit(tasks: Path) -> None:
     files = ",".join(f"{tasks}/{name}.yaml" for name in ("learnt", "practised"))
     config = setting(

@@ -115,6 +115,7 @@ def test_prompt_is_a_prefix_and_english_is_not_spelled_out(tokenizer):
     assert joined == tokenizer(prompt)["input_ids"] + tokenizer(answer, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.slow
 def test_real_tofu_fits(tokenizer):
     folder = Path(os.environ.get("OBLIVIONIS_TOFU", Path(__file__).parents[5] / "shared" / "tofu"))
     if not (folder / "full.json").is_file():

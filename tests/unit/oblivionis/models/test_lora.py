@@ -266,6 +266,7 @@ def test_saved_modules_are_averaged_as_they_are(folders: Any) -> None:
     np.testing.assert_allclose(mean(rows, [0.25, 0.75])[saved], rows[0][saved] + 0.75, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_distance_from_a_random_embedding_adapter(folders: Any) -> None:
     config = settings(folders("mistral"), target_modules=["q_proj", "embed_tokens"])
     flat = assemble(config, seed=0).flat

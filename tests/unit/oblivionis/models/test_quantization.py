@@ -134,6 +134,7 @@ def test_gradients_are_those_of_the_dequantised_weights_also_after_an_evaluation
     torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-4, atol=1e-4 * float(vectors[1].abs().max()))
 
 
+@pytest.mark.slow
 def test_what_is_quantised_and_what_is_not() -> None:
     float_model = load()
     sizes = {}

@@ -43,6 +43,7 @@ def of_run(assembled, vector):
     return logits(assembled.model, assembled.tokenizer)
 
 
+@pytest.mark.slow
 def test_an_adapter_and_the_model_with_it_are_those_of_the_stage(tmp_path):
     run, assembled, vectors = trained(tmp_path)
     (tmp_path / "adapter").mkdir()

@@ -90,6 +90,7 @@ def test_words_on_recall_and_truth_ratios() -> None:
 
 
 @pytest.mark.parametrize(("kind", "questions"), [("normal", 2), ("normal", 20), ("ties", 8), ("constant", 8)])
+@pytest.mark.slow
 def test_forget_quality(kind: str, questions: int) -> None:
     ratios = KINDS[kind](np.random.default_rng(questions), CASES, 2, questions)
     assert sum(forget_quality(*pair)[0] <= 0.05 for pair in ratios) <= most(0.05)
@@ -135,6 +136,7 @@ def test_means_of_few_datasets() -> None:
     assert sum((f.signed_rank.p if f.p is None else f.p) <= 0.05 for f in found) <= most(0.05, cases)
 
 
+@pytest.mark.slow
 def test_all_tests_of_the_outcome_together() -> None:
     """By none of N tests: with 12 records to forget and 12 of the holdout, any of six tells two models apart in 5 %."""
     rng, cases = np.random.default_rng(3), 300

@@ -64,6 +64,7 @@ def test_a_request_that_was_served_again_cost_what_its_newest_exchange_did(tmp_p
     assert (found["epsilon before the request"], found["epsilon after its exchange"]) == (0.0, once)
 
 
+@pytest.mark.slow
 def test_noise_that_a_seed_gives_is_told_of(tmp_path):
     config = configuration.compose("default", ["privacy=client"])
     run = RunDirectory.create(tmp_path, "run")

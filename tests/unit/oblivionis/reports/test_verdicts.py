@@ -106,6 +106,7 @@ def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
     assert stored["prob"]["value"] == pytest.approx(0.11 * np.mean(OTHERS)) and stored["prob"]["questions"] == QUESTIONS
 
 
+@pytest.mark.slow
 def test_still_known_is_named(tmp_path):
     run, config = run_with(tmp_path, 3.0, ratio=0.2)
     text = flat(summary(run, config, width=200))
@@ -115,6 +116,7 @@ def test_still_known_is_named(tmp_path):
     assert "↓ Right over wrong forget answers, median: unlearned 0.180, retrained 0.900, that is far below" in text
 
 
+@pytest.mark.slow
 def test_colours_and_marks_are_for_marked_cells_only(tmp_path):
     def coloured(factor, folder):
         run, config = run_with(tmp_path / folder, factor)

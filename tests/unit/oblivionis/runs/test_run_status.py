@@ -98,6 +98,7 @@ def test_a_configuration_without_most_keys_will_do(tmp_path):
     assert [stage.as_text() for stage in found.stages] == ["finetune 0/0"]
 
 
+@pytest.mark.slow
 def test_every_configuration_that_is_written_can_be_read(tmp_path):
     for number, experiment in enumerate(configuration.list_experiments()):
         config = configuration.compose(experiment)
@@ -146,6 +147,7 @@ LINES = (
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(LINES), max_size=8), st.booleans())
+@pytest.mark.slow
 def test_blocks_that_are_read_one_by_one_say_what_the_whole_says(lines, ended):
     text = "\n".join(lines) + "\n" * ended
     blocks = [block for block in run_status.BLOCK.split(text) if block[:1] in tuple("abc")]

@@ -217,6 +217,7 @@ def test_an_empty_folder(tmp_path):
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_its_report_shows(visitor):
     page = visitor.page(run_page(A))
     for said in ("What was set up", "What was measured", "What each person asked and got", "People", "every key of it"):
@@ -304,6 +305,7 @@ def compared(*runs, **more):
     return "/compare?" + "&".join([*(f"run={r}" for r in runs), *(f"{k}={v}" for k, v in more.items())])
 
 
+@pytest.mark.slow
 def test_settings_and_metrics_beside_each_other(visitor):
     rows = Content(visitor.page(compared(A, B))).rows
     assert ["strategy.name", "fedavg", "fedadam"] in rows and ["unlearning.method", "npo", "grad_diff"] in rows
@@ -393,6 +395,7 @@ def test_each_request_has_its_steps_and_its_certificate(visitor):
     assert f'href="{certificate}"' in first and visitor.page(certificate) == "<h1>Certificate</h1>"
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_have_pages_of_a_hundred(tmp_path):
     run, _ = make_run(tmp_path)
     ledger = Ledger(run.ledger_path)
@@ -526,6 +529,7 @@ def hostile(tmp_path_factory):
     return Visitor(folder), f"runs/{NAME}"
 
 
+@pytest.mark.slow
 def test_hostile_texts_are_texts_on_every_page(hostile, monkeypatch):
     monkeypatch.setattr("support.hostile.VOID", {"meta", "br", "path", "use", "link", "input"})
     visitor, name = hostile
@@ -569,6 +573,7 @@ def test_a_fault_of_the_program_is_no_leak(visitor, monkeypatch):
 # -- runs that were edited ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_page_of_an_edited_run_shows_a_result_without_saying_that_nothing_follows(edited):
     said = "Nothing follows from this run, its files were changed: stages/unlearn.json is not the file that line"
     at = run_page("edited/runs/made")

@@ -309,6 +309,7 @@ def test_a_fault_of_the_program_stops_no_other_page(runs, monkeypatch):
     assert len(window.glances().runs) == len(KINDS)
 
 
+@pytest.mark.slow
 def test_times_in_the_future_hide_nothing_and_keep_nobody_waiting(runs, monkeypatch, read_runs):
     monkeypatch.setattr(run_readings, "SETTLED_NS", 2_000_000_000)
     later = time.time() + 3600

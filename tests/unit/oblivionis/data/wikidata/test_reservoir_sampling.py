@@ -77,6 +77,7 @@ def surveyed(entities, options=SOME):
 # -- against the naive reading ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_people_and_their_properties_are_counted(everything, naive):
     out, summary = everything
     found = json.loads((out / "properties.json").read_text())
@@ -362,6 +363,7 @@ def test_ids_must_be_those_of_entities(id):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_no_bytes_of_a_line_are_fatal(data):
     lines = [orjson.dumps(one) for one in wd.world(20)]
     line = bytearray(data.draw(st.sampled_from(lines)))
@@ -392,6 +394,7 @@ def paths(value, path=()):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_no_structure_of_an_entity_is_fatal(data):
     one = wd.human(
         "Q9", wd.statement(wd.item("P19", "Q1")), wd.statement(wd.quantity("P2048", "+1", "Q2")), label="A B"

@@ -389,6 +389,7 @@ def upper_of(leaked, samples, alpha):
     return np.where(leaked == samples, 1.0, beta.ppf(1 - alpha, leaked + 1, np.maximum(samples - leaked, 1)))
 
 
+@pytest.mark.slow
 def test_measuring_until_it_passes_passes_a_model_above_the_limit_no_more_often_than_is_said():
     """20 audits of a model just above the limit, with ever more answers, of which one PASS is enough."""
     alpha, limit, runs = 0.05, 0.05, 4000

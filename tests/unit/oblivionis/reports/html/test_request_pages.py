@@ -58,6 +58,7 @@ def page(run, request_id="mine"):
     return Text((run.path / request_pages.page_of(request_id)).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_report_links_to_every_page_and_the_pages_back(run):
     html_report.write_html(run, config_of(run))
     report = (run.path / "report.html").read_text(encoding="utf-8")

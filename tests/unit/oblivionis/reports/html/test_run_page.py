@@ -34,6 +34,7 @@ def headings(run, config):
     return [line.lstrip("+# ") for line in lines(run, config) if re.match(r"(\+ )?## ", line)]
 
 
+@pytest.mark.slow
 def test_the_verdict_is_first_then_figure_numbers_and_requests_and_measures_are_folded(tmp_path):
     run, config = make_run(tmp_path)
     found = lines(run, config)
