@@ -82,7 +82,7 @@ def test_the_control_interface_answers_on_the_server_only(lab):
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(settings.replace(f":{lab.superlink_port}", f":{lab.port}"))
     asked = ["flwr", "supernode", "list", "lab", "--format", "json"]
-    done = subprocess.run(asked, env=lab.environment(FLWR_HOME=home), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(asked, env=lab.environment(FLWR_HOME=home), capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 or '"success": false' in done.stdout, done.stdout
     assert '"nodes"' not in done.stdout
 

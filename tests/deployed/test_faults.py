@@ -41,13 +41,13 @@ if os.path.basename([*sys.orig_argv, "", ""][1]) == "flower-supernode":
 
 honest, name = flwr.app.Array, os.environ.get("OBLIVIONIS_TEST_NAME", "")
 
-def told(fault):
+def marked(fault):
     return os.path.exists(os.path.join(os.path.dirname(__file__), name + "." + fault))
 
 def array(values):
-    while told("slow"):
+    while marked("slow"):
         time.sleep(0.1)
-    return honest(numpy.full_like(values, numpy.nan) if told("nan") else values)
+    return honest(numpy.full_like(values, numpy.nan) if marked("nan") else values)
 
 flwr.app.Array = array
 """
@@ -177,7 +177,7 @@ def test_a_slow_client_misses_its_round_and_takes_part_in_a_later_one(faulty):
     done = rounds(run, "finetune")
     late = f"client 2 left out of the train exchange: no reply within {DEADLINE_S} s"
     assert 2 in done[2]["failed"] and late in said
-    assert any(2 in done[later]["train"] for later in (3, 4, 5)), done
+    assert 2 in done[3]["train"] or 2 in done[4]["train"]
 
 
 def test_a_node_killed_while_it_learns_comes_back(faulty):

@@ -404,7 +404,7 @@ def test_the_real_command_on_a_pipe(finished):
     _, run = finished
     command = [sys.executable, "-m", "oblivionis.cli.main", "chat", str(run.path)]
     asked = f"{FREE}\n\xff/bogus\n".encode("latin-1")
-    done = subprocess.run(command, input=asked, capture_output=True, env=environment(COLUMNS=160), timeout=300)
+    done = subprocess.run(command, input=asked, capture_output=True, env=environment(COLUMNS=160), timeout=120)
     out = done.stdout.decode()
     assert done.returncode == 0 and out.count("│ unlearned") == 2, "bytes that are no UTF-8 are a question, too"
 

@@ -174,7 +174,7 @@ def test_a_suite_killed_and_stopped_goes_on_to_the_same_results(finished, tmp_pa
     process = start(output, "--resume")
     wait_for(lambda: runs("unlearn"), process)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "--resume" in out
     last = call("bench", "quick", *ONE, "--output", output, "--resume")
     assert last.code == 0, last.err
@@ -241,7 +241,7 @@ def test_on_a_ray_cluster_neither_a_stop_nor_a_lost_machine_changes_a_row(finish
         process = start(output, *where)
         wait_for(lambda: list(tmp_path.glob("stages/finetune-*/checkpoints/finetune/*.safetensors")), process)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=120)
         assert process.returncode == 130 and f"--ray-address {machines.address}" in out and "--resume" in out, out
 
         def still():

@@ -36,7 +36,7 @@ def test_two_at_once_stopped_and_resumed_end_with_the_same_files(sign, code, who
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(sign)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=100)
     assert process.returncode == code and "Traceback" not in errors
     assert len(children) >= 2 and not psutil.wait_procs(children, timeout=20)[1]
     assert sign == signal.SIGKILL or "--jobs 2 --resume" in errors

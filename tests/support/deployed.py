@@ -82,7 +82,9 @@ class Deployed:
         self.wait_port("superlink", self.superlink_port)
 
     def start_nginx(self):
-        self.start("nginx", self.server / "start-nginx.sh")
+        """As a user of Debian, who has no `sbin` on the PATH."""
+        path = [folder for folder in self.environment()["PATH"].split(os.pathsep) if not folder.endswith("sbin")]
+        self.start("nginx", self.server / "start-nginx.sh", PATH=os.pathsep.join(path))
         self.wait_port("nginx", self.port)
 
     def register(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from scipy.stats import linregress
 from support import tiny_llama
 from torch import nn
 
+from clients import update_gradient
 from clients.batch_quantities import BatchQuantities
 from clients.calibrated_forgetting import (
     LEAST_REFERENCES,
@@ -19,6 +21,7 @@ from clients.calibrated_forgetting import (
     Target,
     Tokens,
     batches,
+    kept_predictions,
     logit,
     never_seen_nll,
     never_seen_token_nll,
@@ -566,6 +569,26 @@ def test_a_record_at_the_tolerance_to_the_last_bit_is_near_enough() -> None:
         assert not level.met
         level.gaps = gaps[:2]
         assert level.met if own else level.part(PlannedUpdate(0, update, [0, 1], [])) is None
+
+
+@pytest.mark.parametrize(("gap", "asked"), [(0.0, 0), (0.9, len(RETAIN))])
+def test_where_every_record_is_at_its_target_nothing_is_prepared(
+    monkeypatch: pytest.MonkeyPatch, gap: float, asked: int
+) -> None:
+    counts: list[int] = []
+
+    def counted(model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> tuple[AnswerRows, ...] | None:
+        counts.append(len(records))
+        return kept_predictions(model, records, batch_size)
+
+    monkeypatch.setattr(update_gradient, "kept_predictions", counted)
+    model = tiny_llama.shallow()
+    flat = FlatParameters(model)
+    before, target = flat.numpy(), shifted(model, flat, [gap] * 5)
+    options = UnlearnOptions(target=target, held=len(RETAIN))
+    report = unlearn(model, flat, FORGET, RETAIN, "calibrated", {}, settings(epochs=8), seed=0, options=options)
+    assert counts == [asked] and (report.steps > 0) == (asked > 0)
+    assert (flat.numpy() == before).all() == (asked == 0)
 
 
 def test_of_one_update_the_way_gone_is_told() -> None:
