@@ -37,7 +37,7 @@ from oblivionis.erasure.node_record_files import NodeRecords
 from oblivionis.erasure.verification_evidence import measurable_words
 from oblivionis.erasure.verification_rules import Thresholds
 from oblivionis.errors import ClientError
-from oblivionis.measures.recitation import greedy_recall, new_session
+from oblivionis.measures.recitation import greedy_recall, new_session, sampled_recall
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble, of_rank, refitted
 from oblivionis.models.configured_corpus import corpus_of
@@ -237,7 +237,7 @@ class Worker:
             report = unlearn_privately(*given, privacy, seed=seed, options=options)
         if options.target is not None and method_traits.ends_recitation(method):
             for look in range(1, LOOKS + 1):
-                if not (recited := self._recited_beyond_chance(client, record_ids)):
+                if not (recited := self._recited_beyond_chance(client, record_ids, seed)):
                     break
                 target = self._target(forget_set, settings, own_references, recited)
                 later = unlearn(*given, seed=seeds.derive(seed, look), options=replace(options, target=target))
@@ -246,27 +246,33 @@ class Worker:
                     break
         return self.flat.numpy(), report
 
-    def _recited_beyond_chance(self, client: int, record_ids: Collection[str]) -> list[int]:
+    def _recited_beyond_chance(self, client: int, record_ids: Collection[str], seed: int) -> list[int]:
         """Places, among the named records of `client`, of those that the model recites as it is now, and more of them
         than the untouched base model says by chance."""
         wanted, thresholds = set(record_ids), Thresholds.of(self.config.unlearning.requests)
         records = [r for r in self.holding(client).records if r.id in wanted]
-        recalls = self._greedy_recall(records)
+        recalls = self._recalls(records, seed)
         recited = [i for i, r in enumerate(records) if thresholds.is_recited(measurable_words(r), recalls[i])]
         if not recited or self._start is None:
             return recited
         present = self.flat.numpy()
         self.flat.load(self._start)
         try:
-            chance = self._greedy_recall([records[i] for i in recited])
+            chance = self._recalls([records[i] for i in recited], seed)
         finally:
             self.flat.load(present)
         return [i for i, by_chance in zip(recited, chance, strict=True) if recalls[i] > by_chance]
 
-    def _greedy_recall(self, records: Sequence[Record]) -> list[float]:
-        """Recall of the greedy answer of the model as it is now to each of these records."""
-        with fused_lora(self.assembled.model), evaluation_mode(self.assembled.model):
-            return greedy_recall(new_session(self.assembled, self.config), records, self.assembled, self.config)
+    def _recalls(self, records: Sequence[Record], seed: int) -> list[float]:
+        """Recall of the greedy answer of the model as it is now to each of these records, or of a sampled one where
+        that is larger."""
+        assembled, config, samples = self.assembled, self.config, self.config.unlearning.sampled_answers
+        with fused_lora(assembled.model), evaluation_mode(assembled.model):
+            greedy = greedy_recall(new_session(assembled, config), records, assembled, config)
+            if not samples:
+                return greedy
+            sampled = sampled_recall(records, assembled, config, samples=samples, seed=seed)
+        return list(map(max, greedy, sampled))
 
     def _check_retain_records(self, client: int, retain_set: Sequence[TokenSequence]) -> None:
         """ClientError where the configured unlearning needs retain records and the client has none left."""

@@ -383,6 +383,9 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
     if unlearning.target is not None and not method_traits.is_loss(unlearning.method):
         message = f"{unlearning.method} minimises no loss on the records to forget"
         yield Problem("unlearning.target", message, "null, or another unlearning method")
+    if unlearning.sampled_answers and not method_traits.ends_recitation(unlearning.method):
+        message = f"{unlearning.method} does not look at its answers"
+        yield Problem("unlearning.sampled_answers", message, "0", "or set unlearning=calibrated")
     if unlearning.again and unlearning.target is None:
         yield Problem("unlearning.again", "without a target nobody knows what has come back", "0", "unlearning.target")
     elif unlearning.again and unlearning.merge == "mean":

@@ -677,6 +677,14 @@ class Unlearning:
             above=0,
         ),
     )
+    sampled_answers: int = field(
+        default=0,
+        metadata=about(
+            "A client that looks whether it still recites what it has unlearned (`calibrated`) looks at so many "
+            "sampled answers to each question, beside the greedy one.",
+            at_least=0,
+        ),
+    )
     again: int = field(
         default=0,
         metadata=about(

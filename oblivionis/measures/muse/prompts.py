@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.hook import EvaluationSession
 from evaluation.metrics.muse import KNOWLEDGE, Item, few_shot
 from evaluation.metrics.rouge import rouge_l
 from oblivionis.config.schema import Config
@@ -16,6 +15,8 @@ from oblivionis.errors import RunError
 from oblivionis.measures.questions import context_length
 from oblivionis.models.assembly import Assembled
 
+Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+"""Continuations of prompts (token ids), of at most so many tokens each."""
 LEAST_BEGINNING = 16
 """Fewest tokens of a beginning that must fit into the model's context together with its continuation."""
 BEGINNING = 200
@@ -92,8 +93,8 @@ def _questions(records: Sequence[Record], examples: Sequence[Record], tokenizer:
     )
 
 
-def recited(records: Sequence[Record], assembled: Assembled, session: EvaluationSession, limit: int) -> list[float]:
-    """ROUGE-L recall, in any script, of the greedy continuation of each text's first half, by which it is recited.
+def recited(records: Sequence[Record], assembled: Assembled, generate: Generate, limit: int) -> list[float]:
+    """ROUGE-L recall, in any script, of a generated continuation of each text's first half, by which it is recited.
 
     At most `BEGINNING` tokens are given, and at most `limit` further ones expected.
     """
@@ -101,7 +102,7 @@ def recited(records: Sequence[Record], assembled: Assembled, session: Evaluation
     given = [min(len(r.tokens) // 2, BEGINNING) for r in records]
     prompts = [(*start, *r.tokens[:n]) for r, n in zip(records, given, strict=True)]
     truths = [r.tokens[n : n + limit] for r, n in zip(records, given, strict=True)]
-    produced = session.greedy(prompts, limit)
+    produced = generate(prompts, limit)
     cut = [tokens[: len(truth)] for tokens, truth in zip(produced, truths, strict=True)]
     texts = [[assembled.tokenizer.decode(x, skip_special_tokens=True) for x in side] for side in (cut, truths)]
     return rouge_l(texts[0], texts[1], any_script=True).recall.tolist()

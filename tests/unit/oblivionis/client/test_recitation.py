@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from clients.unlearning_report import UnlearnReport
-from evaluation.metrics.rouge import rouge_l
+from evaluation.engine.sampling import sample
+from evaluation.metrics.rouge import new_words, rouge_l
 from oblivionis.client import worker as worker_module
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.measures.recitation import sampled_recall
 
 LIMIT = 0.5
 
@@ -92,6 +94,54 @@ def test_what_the_base_model_says_by_chance_is_left_alone(
     after, report = forget(worker, vector, [worker.holding(0).records[0].id])
     assert (report.steps > 0) == served and (after.tobytes() != vector.tobytes()) == served
     assert asked[0] == vector.tobytes() and asked[1] != vector.tobytes(), "the base model is asked for its chance"
+
+
+@pytest.mark.parametrize(("sampled", "chance", "served"), [(4, 0.2, True), (4, 0.95, False), (0, 0.2, False)])
+@pytest.mark.slow
+def test_what_a_sampled_answer_recites_is_served(
+    learned: tuple[Worker, np.ndarray], monkeypatch: pytest.MonkeyPatch, sampled: int, chance: float, served: bool
+) -> None:
+    """Greedy decoding recites nothing here; of the four answers of the received model one does."""
+    worker, vector = learned
+    greedy_only = worker.config
+    worker.config = replace(greedy_only, unlearning=replace(greedy_only.unlearning, sampled_answers=sampled))
+    asked: list[bytes] = []
+
+    def recalls(records: Any, assembled: Any, config: Any, *, samples: int, seed: int) -> list[float]:
+        assert samples == sampled and config is worker.config
+        asked.append(assembled.flat.numpy().tobytes())
+        return [{1: 0.9, 2: chance}.get(len(asked), 0.0)] * len(records)
+
+    monkeypatch.setattr(worker_module, "greedy_recall", lambda session, records, *given: [0.0] * len(records))
+    monkeypatch.setattr(worker_module, "sampled_recall", recalls)
+    try:
+        after, report = forget(worker, vector, [worker.holding(0).records[0].id])
+    finally:
+        worker.config = greedy_only
+    assert (report.steps > 0) == served and (after.tobytes() != vector.tobytes()) == served
+    assert len(asked) == (0 if not sampled else 3 if served else 2)
+
+
+@pytest.mark.slow
+def test_sampled_recall_is_that_of_the_best_answer(learned: tuple[Worker, np.ndarray]) -> None:
+    """Against ROUGE of each answer alone; of more answers the best is at least as good."""
+    worker, _ = learned
+    worker.flat.load(Worker(worker.config).flat.numpy())
+    records, assembled, config = worker.holding(0).records[:3], worker.assembled, worker.config
+    assembled.model.eval()
+    single = [sampled_recall([r], assembled, config, samples=6, seed=7) for r in records]
+    together = sampled_recall(records, assembled, config, samples=6, seed=7)
+    assert together[0] == single[0][0], "an answer depends on its question's place and the seed alone"
+    limit, tokenizer = config.evaluation.full.max_new_tokens, assembled.tokenizer
+    prompts = [list(sequence.prompt) for sequence in worker.holding(0).sequences[:3]]
+    drawn = sample(assembled.model, prompts, 6, max_new_tokens=limit, stop_ids=assembled.stop_ids, seed=7)
+    texts = [[tokenizer.decode(tokens, skip_special_tokens=True) for tokens in answers] for answers in drawn]
+    for record, answers, found in zip(records, texts, together, strict=True):
+        words = " ".join(new_words(record.answer, record.question))
+        assert found == max(rouge_l([answer], [words], any_script=True).recall[0] for answer in answers)
+    assert all(
+        a <= b for a, b in zip(sampled_recall(records, assembled, config, samples=2, seed=7), together, strict=True)
+    )
 
 
 @pytest.mark.slow

@@ -501,6 +501,7 @@ CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
         (["unlearning=federaser", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["data=muse_tiny", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["unlearning=npo", "unlearning.again=3"], "unlearning.again"),
+        (["unlearning=npo", "unlearning.sampled_answers=8"], "unlearning.sampled_answers"),
         (["unlearning=calibrated", "unlearning.merge=mean"], "unlearning.merge"),
         (["unlearning=npo", "unlearning.target=oracle_estimate", "unlearning.again=3"], "unlearning.merge"),
         (["federation.candidates=6"], "federation.candidates"),
