@@ -15,6 +15,8 @@ from evaluation.metrics.rouge import new_words, rouge_l
 from oblivionis.client import worker as worker_module
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.data.tokenize import text_start
+from oblivionis.measures import recitation as recitation_module
 from oblivionis.measures.recitation import sampled_recall
 
 LIMIT = 0.5
@@ -142,6 +144,22 @@ def test_sampled_recall_is_that_of_the_best_answer(learned: tuple[Worker, np.nda
     assert all(
         a <= b for a, b in zip(sampled_recall(records, assembled, config, samples=2, seed=7), together, strict=True)
     )
+
+
+@pytest.mark.slow
+def test_of_a_text_the_best_sampled_continuation_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three continuations of the second text's first half is the text's own, and none of the first text's."""
+    worker = Worker(configuration.compose("muse_tiny"))
+    records = worker.holding(0).records[:2]
+
+    def sampled(model: Any, prompts: Any, samples: int, *, max_new_tokens: int, **given: Any) -> list[list[list[int]]]:
+        assert len(prompts) == 2 and samples == 3
+        own = list(records[1].tokens[len(prompts[1]) - len(text_start(worker.assembled.tokenizer)) :])
+        return [[[], [], []], [[], own[:max_new_tokens], []]]
+
+    monkeypatch.setattr(recitation_module, "sample", sampled)
+    found = sampled_recall(records, worker.assembled, worker.config, samples=3, seed=1)
+    assert found == [0.0, 1.0]
 
 
 @pytest.mark.slow
