@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.federated.options import Reserve
+from benchmarks.scheduling.memory import memory_key
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.format import bytes_text
@@ -18,8 +18,6 @@ MARGIN = 1.25
 BESIDES = 1_000_000_000
 """Bytes of what the estimate leaves out: the processes of the run's own Ray."""
 _STEP = 100_000_000
-_SAME = ("seed", "strategy", "output", "name", "tracking", "attack")
-"""Keys of the configuration that change the estimate by nothing, or by next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ class Demands:
         cpus = max(self._reserve.cpus, config.federation.client_cpus)
         if self._reserve.memory is not None:
             return Demand(cpus, gpus, self._reserve.memory)
-        tree = {key: value for key, value in dataclasses.asdict(config).items() if key not in _SAME}
-        key = json.dumps([tree, cpus, gpus], sort_keys=True, default=str)
+        key = json.dumps([memory_key(config), cpus, gpus])
         if key not in self._known:
             self._known[key] = self.estimated(config, cpus, gpus)
         return Demand(cpus, gpus, self._known[key])

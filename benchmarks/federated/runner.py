@@ -23,6 +23,7 @@ from benchmarks.federated.resource_demand import Demands
 from benchmarks.federated.settings import Settings
 from benchmarks.output.terminal import say
 from benchmarks.scheduling.executors import Executor, LocalExecutor
+from benchmarks.scheduling.memory import warn_of_memory
 from benchmarks.scheduling.processes import last_words
 from benchmarks.scheduling.scheduler import STARTS_FROM, Runs, Scheduler
 from oblivionis.errors import RunFailed
@@ -80,6 +81,8 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
         saved = sum(node.seconds(options.store) for node in graph.nodes if node.key in runs.done)
         scheduler.say(f"{len(runs.done)} of {len(graph.nodes)} runs are done already: {duration(saved)} saved")
     if pending:
+        if options.away is None:
+            warn_of_memory((node.config for node in pending), options.jobs, console)
         with _sigterm_as_ctrl_c(), scheduler.executor:
             runs.execute(save)
     save()

@@ -21,6 +21,7 @@ from rich.console import Console
 from benchmarks.output.folders import claim
 from benchmarks.output.terminal import say
 from benchmarks.scheduling.executors import LocalExecutor
+from benchmarks.scheduling.memory import warn_of_memory
 from benchmarks.scheduling.scheduler import Scheduler
 from benchmarks.scheduling.tasks import Task, prepare
 from benchmarks.tuning import objective, running, settings
@@ -195,6 +196,7 @@ def _work(planned: Plan, console: Console) -> None:
 
     wanted = planned.wanted
     (wanted.output / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed; the folder is ours
+    warn_of_memory((m.untuned for m in planned.methods for _ in range(wanted.jobs)), wanted.jobs, console)
     scheduler = Scheduler(LocalExecutor(wanted.jobs), console)
     base = RunDirectory((wanted.output / "base").resolve())
     begin = partial(running.start_base, base, planned.base, planned.source)
