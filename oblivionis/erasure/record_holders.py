@@ -117,6 +117,10 @@ class LedgerRequests(RequestSource):
         for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after, **parts)
 
+    def unrequested(self, server_round: int) -> Mapping[int, Sequence[str]]:
+        """By client the records of the forget split that no request up to `round` names; here nobody knows of any."""
+        return {}
+
     def requests_to_serve_again(self) -> list[Request]:
         """The requests that the exchange of this round is to serve again."""
         return self._to_serve_again
@@ -244,6 +248,10 @@ class SimulatedRequests(LedgerRequests):
             requests.append(new)
         self._ledger.submit(*requests)
         return [demanded(r) for r in self.due(server_round)]
+
+    def unrequested(self, server_round: int) -> Mapping[int, Sequence[str]]:
+        """By client the records of the forget split that no request up to `round` names."""
+        return {client: ids for client, ids in self._open.before(server_round + 1)[1].items() if ids}
 
     def live(self, client: int) -> int:
         """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.

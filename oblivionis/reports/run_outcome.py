@@ -123,6 +123,12 @@ def _compared_with_oracle(
     if verdict is None:
         return None
     values = f"Prob {number(verdict.value)}, {number(verdict.oracle)} there"
+    if missing := _unrequested(run):
+        text = (
+            f"nobody asked to forget {missing['records']} of the forget split's {missing['of']} records, which the "
+            f"retrained model lacks, too, so the two cannot be compared ({values})"
+        )
+        return text, DOUBTFUL
     text = f"{_KNOWS[verdict.verdict].format(oracle=oracle_as_text(run))} ({values})"
     grade = _GRADE[verdict.verdict]
     tests = verdicts.p_values(found, metrics)
@@ -135,6 +141,13 @@ def _compared_with_oracle(
     none = f"none of {len(tests)} tests tells" if len(tests) > 1 else "one test does not tell"
     oracle = oracle_as_text(run, "one that never saw the records")
     return f"{none} the unlearned model from {oracle} ({values})", grade
+
+
+def _unrequested(run: RunDirectory) -> Mapping[str, int]:
+    """How many `records` of the forget split, all `of` them and of how many `clients`, nobody asked to forget; empty
+    where none is left, or nobody asked for any."""
+    missing = (run.stage_summary("unlearn") or {}).get("unrequested", {})
+    return missing if missing and missing["records"] < missing["of"] else {}
 
 
 def _utility(metrics: Mapping[str, Mapping[str, float]], rouge: str) -> tuple[str, str] | None:
@@ -170,6 +183,11 @@ def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> t
         if "retrain" in config.stages:
             return ()
         return (f"to compare with {_to_compare(run)}: {again} 'stages=[finetune, retrain, unlearn]'",)
+    if missing := _unrequested(run):
+        if unlearning.requests.policy != "random_client_per_round":
+            return ()
+        rounds = config.federation.rounds.unlearn + missing["clients"]
+        return (f"to have all of them asked for: {again} federation.rounds.unlearn={rounds}",)
     if verdict.verdict == STILL_KNOWN:
         return (f"to unlearn more: {again} unlearning.epochs={2 * unlearning.epochs}",)
     if verdict.verdict == OVER_UNLEARNED:

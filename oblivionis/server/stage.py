@@ -332,10 +332,20 @@ class Stage:
                 "requests": outcome,
                 **self._ruler_facts(measured),
                 **({"rebound": per_request} if per_request else {}),
+                **self._unrequested(rounds),
             },
             measured.log,
         )
         self.events.stage_finished(self.name, seconds)
+
+    def _unrequested(self, rounds: int) -> dict[str, Any]:
+        """What the summary keeps of records of the forget split that nobody asked to forget: the retrained model goes
+        without them, too."""
+        missing = self.requests.unrequested(rounds) if self.name == "unlearn" else {}
+        if not missing:
+            return {}
+        count, of = (sum(len(ids) for ids in by.values()) for by in (missing, self.server.holdings.forget))
+        return {"unrequested": {"clients": len(missing), "records": count, "of": of}}
 
     def parts(self, after: np.ndarray) -> dict[str, list[str]]:
         """The hashes of the shards' parts of the model before and `after` an exchange; none where there is one."""

@@ -223,3 +223,16 @@ def test_a_schedule_gives_each_round_its_own_in_their_order():
     for n in range(5):
         assert schedule.due(n, {}) == [r for r in requests if r.round == n]
     assert schedule == Schedule(requests) != Schedule(requests[1:])
+
+
+def test_what_no_request_names_is_left_of_the_forget_split(tmp_path):
+    """By hand: one client names all it holds, one a part; a rejected request names nothing, a pending one counts."""
+    held = {client: HELD[client] for client in range(4)}
+    requests = source(tmp_path / "requests.jsonl", NoRequests(), held=held)
+    assert requests.unrequested(3) == {client: list(ids) for client, ids in held.items()}
+    ledger = requests.ledger
+    ledger.submit(Request("whole", 0, HELD[0], 1), Request("part", 1, HELD[1][:1], 2), Request("bad", 2, HELD[2], 1))
+    ledger.served("whole", 1)
+    ledger.rejected("bad", 1, "unknown")
+    assert requests.unrequested(3) == {1: list(HELD[1][1:]), 2: list(HELD[2]), 3: list(HELD[3])}
+    assert requests.unrequested(1) == {1: list(HELD[1]), 2: list(HELD[2]), 3: list(HELD[3])}

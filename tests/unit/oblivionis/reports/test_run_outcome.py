@@ -24,8 +24,10 @@ FEW = {"prob": Verdict(0.01, 0.2, 0.25, 1.0, 2)}
 KEPT = {"finetune": {"model_utility": 0.5}, "unlearn": {"model_utility": 0.49}, "retrain": {}}
 
 
-def served(tmp_path, verified=("r0", "r1"), overrides=(), rows=(), **made):
+def served(tmp_path, verified=("r0", "r1"), overrides=(), rows=(), facts=None, **made):
     run, config = make_run(tmp_path, overrides=overrides, **made)
+    if facts:
+        run.finish_stage("unlearn", {**run.stage_summary("unlearn"), **facts}, None)
     run.append_metrics(rows)
     ask(run, serve=False)
     ledger = Ledger(run.ledger_path)
@@ -101,6 +103,26 @@ def test_an_attack_without_a_value_is_none(tmp_path):
 def test_it_is_no_good_news_where_one_part_is_not(tmp_path, verdicts, words, grade):
     found = outcome(*served(tmp_path), KEPT, verdicts)
     assert words in found.sentence and found.grade == grade
+
+
+@pytest.mark.parametrize("found", [UNDER, OVER, LIKE, FEW])
+@pytest.mark.parametrize(("policy", "tells"), [("random_client_per_round", True), ("all_at_round", False)])
+def test_records_that_nobody_asked_for_are_no_failure_to_forget(tmp_path, found, policy, tells):
+    """Four clients with 16 of 40 records have not asked; as many rounds more let each of them ask."""
+    facts = {"unrequested": {"clients": 4, "records": 16, "of": 40}}
+    overrides = [f"unlearning.requests.policy={policy}", "federation.rounds.unlearn=6"]
+    said = outcome(*served(tmp_path, overrides=overrides, facts=facts), KEPT, found)
+    assert "still knows" not in said.sentence and said.grade == DOUBTFUL
+    assert (
+        "; nobody asked to forget 16 of the forget split's 40 records, which the retrained model lacks, too, so the "
+        f"two cannot be compared (Prob {found['prob'].value:.3f}, 0.200 there); "
+    ) in said.sentence
+    assert [step.partition(" federation.rounds")[2] for step in said.steps] == ([".unlearn=10"] if tells else [])
+
+
+def test_where_nobody_asks_for_anything_the_models_are_compared(tmp_path):
+    facts = {"unrequested": {"clients": 10, "records": 40, "of": 40}}
+    assert "still knows the forgotten records" in outcome(*served(tmp_path, facts=facts), KEPT, UNDER).sentence
 
 
 def test_nothing_was_kept_of_what_the_finetuned_model_had_not(tmp_path):
