@@ -27,6 +27,9 @@ class UnlearnOptions:
     held : int, at least 0
         So many of the last retain records are held to what the received model says of them: of these the retain term is
         KL(received‖model), and they are not learned.
+    held_to_base : int, at least 0
+        So many of the last held records are held to what the untouched base model says of them instead, KL(base‖model);
+        it takes a target. Where their predictions are too large to be kept, to what the received model says.
     forget_nll_limit : float above 0, optional
         Stop before the update at which the forget records' mean negative log-likelihood exceeds it (gradient ascent is
         unbounded), also before the first one: then nothing changes. No limit where the method does not request
@@ -54,6 +57,7 @@ class UnlearnOptions:
     entropy: Entropy = field(default_factory=Entropy)
     retain_loss: str = "nll"
     held: int = 0
+    held_to_base: int = 0
     forget_nll_limit: float | None = None
     target: Target | None = None
     rectify: float | None = None
@@ -63,6 +67,10 @@ class UnlearnOptions:
             raise ValueError(f"rectify must lie in (0, 1] or be None, got {self.rectify}")
         if self.held < 0:
             raise ValueError(f"held must be at least 0, got {self.held}")
+        if not 0 <= self.held_to_base <= self.held:
+            raise ValueError(f"held_to_base must be from 0 to held={self.held}, got {self.held_to_base}")
+        if self.held_to_base and self.target is None:
+            raise ValueError("held_to_base takes a target, which has the base model")
         if self.forget_nll_limit is not None and not self.forget_nll_limit > 0:
             raise ValueError(f"forget_nll_limit must be positive or None, got {self.forget_nll_limit}")
         if self.retain_loss not in RETAIN_LOSSES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -222,7 +222,14 @@ class UpdateGradient:
             sharpness=1.0 if target is None else target.sharpness,
         )
         received = _ReceivedPredictions.of(model, records, wanted, updates, batch_size)
-        first_held = len(records.retain) - options.held
+        first_held, count = len(records.retain) - options.held, len(records.retain)
+        if options.held_to_base and around.base is not None and received.retain_rows is not None:
+            own = [i for i in received.retain_rows if i >= count - options.held_to_base]
+            with around.base.in_place():
+                kept = kept_predictions(model, [records.retain[i] for i in own], batch_size)
+            if kept is not None:
+                rows = {**received.retain_rows, **dict(zip(own, kept, strict=True))}
+                received = replace(received, retain_rows=rows)
         return cls(model, records, plan.loss, batch_size, options.entropy, around, received, target, first_held)
 
     def add(

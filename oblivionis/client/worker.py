@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.models import evaluation_mode
 from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
+from oblivionis.client.base_dialogues import base_dialogues
 from oblivionis.config import method_traits
 from oblivionis.config.schema import Config
 from oblivionis.data import alternative_answers, idk_answers
@@ -46,6 +48,8 @@ from oblivionis.models.shard_merges import served
 from strategies import message_keys
 
 _RESIDENT_PARTITIONS = 64
+DIALOGUES = 12
+"""How many dialogues the base model writes for a client that gives up more records than it keeps."""
 LOOKS = 3
 """How often at most a client looks, after it has unlearned, whether it still recites a record, and goes on if so."""
 
@@ -88,6 +92,7 @@ class Worker:
         self.holdings: OrderedDict[int, Holding] = OrderedDict()
         self._references: list[TokenSequence] | None = None
         self._estimator: Estimator | None = None
+        self._dialogues: list[TokenSequence] | None = None
 
     def fit(self, rank: int) -> None:
         """Train adapters of this rank from now on, on the same base model."""
@@ -208,8 +213,9 @@ class Worker:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
         A client that gives up more records than it keeps is held to what the received model says of the reference
-        records, too, where the method has a target. A method that learns other answers in their place is given some,
-        drawn by `seed`; ClientError where there are none, or where it needs retain records and none is left.
+        records, too, and to what the base model says by itself, where the method has a target. A method that learns
+        other answers in their place is given some, drawn by `seed`; ClientError where there are none, or where it needs
+        retain records and none is left.
         own_references: the client's own records that nobody trains on, where its records are its own. reference: the
         model of the other clients, for a method that starts from it. With `privacy` the records of both sets are hidden
         (DP-SGD).
@@ -226,25 +232,47 @@ class Worker:
         self._load(vector)
         settings = self._unlearning_settings()
         options = self._unlearning_options(vector, proximal_mu, self._target(forget_set, settings, own_references))
-        if options.target is not None and len(retain_set) < len(forget_set) and method_traits.has_retain_choice(method):
-            held = self.references(own_references)
-            retain_set, options = [*retain_set, *held], replace(options, held=len(held))
         values, model = dict(self.config.unlearning.params), self.assembled.model
-        given = (model, self.flat, forget_set, retain_set, method, values, settings)
-        if privacy is None:
-            report = unlearn(*given, seed=seed, options=options, alternatives=alternatives)
-        else:
-            report = unlearn_privately(*given, privacy, seed=seed, options=options)
+
+        def unlearned(options: UnlearnOptions, seed: int) -> UnlearnReport:
+            retained, options = self._held(client, forget_set, retain_set, options, own_references)
+            given = (model, self.flat, forget_set, retained, method, values, settings)
+            if privacy is None:
+                return unlearn(*given, seed=seed, options=options, alternatives=alternatives)
+            return unlearn_privately(*given, privacy, seed=seed, options=options)
+
+        report = unlearned(options, seed)
         if options.target is not None and method_traits.ends_recitation(method):
             for look in range(1, LOOKS + 1):
                 if not (recited := self._recited_beyond_chance(client, record_ids, seed)):
                     break
                 target = self._target(forget_set, settings, own_references, recited)
-                later = unlearn(*given, seed=seeds.derive(seed, look), options=replace(options, target=target))
+                later = unlearned(replace(options, target=target), seeds.derive(seed, look))
                 report = report.then(later)
                 if not later.steps:
                     break
         return self.flat.numpy(), report
+
+    def _held(
+        self,
+        client: int,
+        forget_set: Sequence[TokenSequence],
+        retain_set: Sequence[TokenSequence],
+        options: UnlearnOptions,
+        own_references: Sequence[Record] | None,
+    ) -> tuple[Sequence[TokenSequence], UnlearnOptions]:
+        """The retain set and the options, with what else a client is held to that gives up more records than it keeps.
+
+        Nothing where the method has no target, or its target is met already (`Estimator.target`).
+        """
+        target = options.target
+        if target is None or target.lowered is None or len(retain_set) >= len(forget_set):
+            return retain_set, options
+        if not method_traits.has_retain_choice(self.config.unlearning.method):
+            return retain_set, options
+        references, dialogues = self.references(own_references), self._base_dialogues(client)
+        held = len(references) + len(dialogues)
+        return [*retain_set, *references, *dialogues], replace(options, held=held, held_to_base=len(dialogues))
 
     def _recited_beyond_chance(self, client: int, record_ids: Collection[str], seed: int) -> list[int]:
         """Places, among the named records of `client`, of those that the model recites as it is now, and more of them
@@ -255,13 +283,30 @@ class Worker:
         recited = [i for i, r in enumerate(records) if thresholds.is_recited(measurable_words(r), recalls[i])]
         if not recited or self._start is None:
             return recited
+        with self._as_base():
+            chance = self._recalls([records[i] for i in recited], seed)
+        return [i for i, by_chance in zip(recited, chance, strict=True) if recalls[i] > by_chance]
+
+    def _base_dialogues(self, client: int) -> list[TokenSequence]:
+        """What the untouched base model asks and answers by itself; nothing where the client holds plain text."""
+        if self.holding(client).records[0].tokens:
+            return []
+        if self._dialogues is None:
+            with self._as_base():
+                seed = seeds.derive(self.config.seed, "base dialogues")
+                self._dialogues = base_dialogues(self.assembled, DIALOGUES, seed)
+        return self._dialogues
+
+    @contextmanager
+    def _as_base(self) -> Iterator[None]:
+        """The model as the untouched base model."""
+        assert self._start is not None
         present = self.flat.numpy()
         self.flat.load(self._start)
         try:
-            chance = self._recalls([records[i] for i in recited], seed)
+            yield
         finally:
             self.flat.load(present)
-        return [i for i, by_chance in zip(recited, chance, strict=True) if recalls[i] > by_chance]
 
     def _recalls(self, records: Sequence[Record], seed: int) -> list[float]:
         """Recall of the greedy answer of the model as it is now to each of these records, or of a sampled one where

@@ -241,6 +241,13 @@ def encode_prompts(questions: Sequence[str], tokenizer: Any, template: PromptTem
     return _encoded_prompts(questions, tokenizer, template, layout_of(tokenizer, template))
 
 
+def encode_opening(tokenizer: Any, template: PromptTemplate) -> tuple[int, ...]:
+    """Token ids of what stands before every question, without white space that would be tokenised with it."""
+    before, _, _ = prompt_text(tokenizer, template, _PROBE_QUESTION).rpartition(_PROBE_QUESTION)
+    start = _leading_ids(tokenizer) if template.kind == "qa" else ()
+    return (*start, *plain_ids([before.rstrip(_SPACES)], tokenizer)[0])
+
+
 def prompt_text(tokenizer: Any, template: PromptTemplate, question: str) -> str:
     """The prompt as text: for `chat` with all special tokens, for `qa` without BOS. TemplateError if it ends badly."""
     return _prompt(tokenizer, template, layout_of(tokenizer, template), question)

@@ -15,6 +15,7 @@ from support import slow_unlearning, tiny_llama
 from torch import Tensor
 
 from clients import batch_quantities, losses
+from clients.calibrated_forgetting import Target
 from clients.entropy import Entropy
 from clients.flat_parameters import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
@@ -189,6 +190,44 @@ def test_held_records_are_the_last_ones_and_their_term_is_the_divergence_from_th
     history, found = slow_unlearning.fast("grad_diff", {"gamma": 0.5}, options=UnlearnOptions(held=2))
     np.testing.assert_allclose(history, expected_history, rtol=0, atol=2e-4)
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)
+
+
+def test_of_the_held_records_the_last_ones_are_held_to_the_base_model() -> None:
+    """By the loop that is written out: two by the received model, two by another; no record is at its target."""
+    learned, last = slow_unlearning.RETAIN[:1], slow_unlearning.RETAIN[-2:]
+    base = tiny_llama.shallow()
+    flat = FlatParameters(base)
+    flat.load(flat.numpy() + np.random.default_rng(5).normal(0, 0.3, flat.numpy().size).astype(np.float32))
+    start = flat.numpy()
+
+    def term(model: Any, received: Any, record: TokenSequence) -> Tensor:
+        if record in learned:
+            return slow_unlearning.nll(model, [record])
+        with torch.no_grad():
+            log_q = slow_unlearning.rows(base if record in last else received, record)
+        return (log_q.exp() * (log_q - slow_unlearning.rows(model, record))).sum(-1).mean()
+
+    def loss(model: Any, received: Any, forget: list[TokenSequence], retain: list[TokenSequence]) -> Tensor:
+        terms = torch.stack([term(model, received, record) for record in retain])
+        return -0.5 * slow_unlearning.nll(model, forget) + terms.mean()
+
+    expected_history, expected = slow_unlearning.trajectory(loss)
+    target = Target(torch.full((len(slow_unlearning.FORGET),), 100.0), 0.1, start)
+    options = UnlearnOptions(held=4, held_to_base=2, target=target)
+    history, found = slow_unlearning.fast("grad_diff", {"gamma": 0.5}, options=options)
+    np.testing.assert_allclose(history, expected_history, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)
+    plain, _ = slow_unlearning.fast("grad_diff", {"gamma": 0.5}, options=UnlearnOptions(held=4, target=target))
+    assert np.abs(np.subtract(plain, expected_history)).max() > 0.01, "the two models say the same"
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [({"held": 1, "held_to_base": 2}, "from 0 to held=1"), ({"held": 1, "held_to_base": 1}, "takes a target")],
+)
+def test_what_is_held_to_the_base_model_is_held_and_has_one(more: dict[str, int], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        UnlearnOptions(**more)
 
 
 @pytest.mark.parametrize(("held", "what"), [(-1, "at least 0"), (6, "6 of 5 retain records cannot be held")])

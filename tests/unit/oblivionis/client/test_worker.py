@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clients.entropy import Entropy
+from evaluation.engine.sequences import TokenSequence
 from oblivionis.client import worker as worker_module
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
@@ -77,19 +78,34 @@ def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.Mon
 def test_who_gives_up_more_than_it_keeps_is_held_by_the_references_too(
     monkeypatch: pytest.MonkeyPatch, asked: int, anchored: bool
 ) -> None:
-    """By what the received model says of them, of six records; what a method without a target retains is its own."""
+    """And by what the base model writes, once, of six records; what a method without a target retains is its own."""
     given: list[Any] = []
     original = worker_module.unlearn
-    monkeypatch.setattr(
-        worker_module, "unlearn", lambda *a, **k: (given.append((a[3], k["options"].held)), original(*a, **k))[1]
-    )
-    client = Worker(configuration.compose("smoke", ["unlearning=calibrated", "unlearning.tolerance=100"]))
-    holding = client.holding(0)
+    received: list[bytes] = []
+
+    def recorded(*a: Any, **k: Any) -> Any:
+        given.append((a[3], k["options"].held, k["options"].held_to_base))
+        return original(*a, **k)
+
+    def written(assembled: Any, count: int, seed: int) -> list[TokenSequence]:
+        received.append(assembled.flat.numpy().tobytes())
+        return [TokenSequence((1, 2), (3, 4))]
+
+    monkeypatch.setattr(worker_module, "unlearn", recorded)
+    monkeypatch.setattr(worker_module, "base_dialogues", written)
+    client = Worker(configuration.compose("smoke", ["unlearning=calibrated", "unlearning.tolerance=1e-6"]))
+    holding, base = client.holding(0), client.flat.numpy()
     assert len(holding.records) == 6
     ids = [record.id for record in holding.records][:asked]
-    client.forget(0, client.flat.numpy(), record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
-    kept = holding.select(set(ids))
-    assert given == [([*kept, *client.references()], len(client.references())) if anchored else (kept, 0)]
+    vector = base + np.float32(1e-3)
+    for _ in range(2):
+        client.forget(0, vector, record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
+    kept, held = holding.select(set(ids)), [*client.references(), TokenSequence((1, 2), (3, 4))]
+    assert given == [([*kept, *held], len(held), 1) if anchored else (kept, 0, 0)] * 2
+    assert received == ([base.tobytes()] if anchored else [])
+    client.config = configuration.compose("smoke", ["unlearning=calibrated", "unlearning.tolerance=100"])
+    client.forget(0, vector, record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
+    assert given[-1] == (kept, 0, 0), "what is at its target is held by nothing"
     client.config = configuration.compose("smoke", ["unlearning=npo"])
     client.forget(0, client.flat.numpy(), record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
-    assert given[-1] == (kept, 0)
+    assert given[-1] == (kept, 0, 0)

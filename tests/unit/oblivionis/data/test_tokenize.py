@@ -17,6 +17,7 @@ from oblivionis.data.tokenize import (
     TemplateError,
     encode,
     encode_all,
+    encode_opening,
     encode_pairs,
     encode_prompts,
     prompt_text,
@@ -140,6 +141,30 @@ def test_llama_2_chat_puts_the_space_into_the_answer() -> None:
     joint = tokenizer(f"x {ANSWER}", add_special_tokens=False)["input_ids"]
     start = len(tokenizer("x", add_special_tokens=False)["input_ids"])
     assert list(encoded.answer) == [*joint[start:], tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "opening"),
+    [
+        (byte_level(bos=True), PromptTemplate(), "<|begin|>Question:"),
+        (byte_level(), PromptTemplate(question_prefix=""), ""),
+        (byte_level(chat=CHATML), PromptTemplate(kind="chat"), "<|im_start|>user\n"),
+        (sentencepiece_like(LLAMA_2), PromptTemplate(kind="chat"), "<s> [INST]"),
+        (
+            byte_level(bos=True, chat=LLAMA_3),
+            PromptTemplate(kind="chat", system_prompt="Be brief.", date_string="10 Apr 2025"),
+            "<|begin|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 10 Apr 2025\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\n",
+        ),
+    ],
+    ids=["qa", "empty", "chatml", "llama-2", "llama-3"],
+)
+def test_an_opening_is_what_stands_before_each_question(tokenizer, template, opening) -> None:
+    """White space before a question belongs to it: each prompt begins with the tokens of the rest."""
+    found = encode_opening(tokenizer, template)
+    assert tokenizer.decode(found) == opening
+    for question in (QUESTION, "2 + 2?"):
+        assert encode_prompts([question], tokenizer, template)[0][: len(found)] == found
 
 
 def test_chatml_end_of_turn() -> None:
