@@ -680,8 +680,8 @@ class Unlearning:
     sampled_answers: int = field(
         default=0,
         metadata=about(
-            "A client that looks whether it still recites what it has unlearned (`calibrated`) looks at so many "
-            "sampled answers to each question, beside the greedy one.",
+            "How many sampled answers to each question a client checks for recitation after it has unlearned "
+            "(`calibrated`), in addition to the greedy one.",
             at_least=0,
         ),
     )

@@ -124,9 +124,10 @@ def _compared_with_oracle(
         return None
     values = f"Prob {number(verdict.value)}, {number(verdict.oracle)} there"
     if missing := _unrequested(run):
+        records = "any" if missing["records"] == missing["of"] else missing["records"]
         text = (
-            f"nobody asked to forget {missing['records']} of the forget split's {missing['of']} records, which the "
-            f"retrained model lacks, too, so the two cannot be compared ({values})"
+            f"nobody asked to forget {records} of the forget split's {missing['of']} records, which the retrained "
+            f"model lacks, too, so the two cannot be compared ({values})"
         )
         return text, DOUBTFUL
     text = f"{_KNOWS[verdict.verdict].format(oracle=oracle_as_text(run))} ({values})"
@@ -145,9 +146,8 @@ def _compared_with_oracle(
 
 def _unrequested(run: RunDirectory) -> Mapping[str, int]:
     """How many `records` of the forget split, all `of` them and of how many `clients`, nobody asked to forget; empty
-    where none is left, or nobody asked for any."""
-    missing = (run.stage_summary("unlearn") or {}).get("unrequested", {})
-    return missing if missing and missing["records"] < missing["of"] else {}
+    where none is left."""
+    return (run.stage_summary("unlearn") or {}).get("unrequested", {})
 
 
 def _utility(metrics: Mapping[str, Mapping[str, float]], rouge: str) -> tuple[str, str] | None:

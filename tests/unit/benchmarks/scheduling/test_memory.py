@@ -20,12 +20,12 @@ GB = 1_000_000_000
 
 @pytest.fixture
 def estimates(monkeypatch):
-    """The batch sizes whose memory was estimated; a run takes as many GB, with 7 nobody can tell how many."""
+    """The batch sizes whose memory was estimated; a run takes as many GB, with 7 nobody knows how many."""
     asked = []
 
     def estimated(config, machine):
         asked.append(size := config.training.batch_size)
-        return "memory: cannot be told" if size == 7 else SimpleNamespace(ram=size * GB)
+        return "memory: unknown" if size == 7 else SimpleNamespace(ram=size * GB)
 
     monkeypatch.setattr(preflight, "estimated", estimated)
     return asked

@@ -120,9 +120,19 @@ def test_records_that_nobody_asked_for_are_no_failure_to_forget(tmp_path, found,
     assert [step.partition(" federation.rounds")[2] for step in said.steps] == ([".unlearn=10"] if tells else [])
 
 
-def test_where_nobody_asks_for_anything_the_models_are_compared(tmp_path):
+def test_requests_for_other_records_than_the_forget_split_are_no_failure_either(tmp_path):
     facts = {"unrequested": {"clients": 10, "records": 40, "of": 40}}
-    assert "still knows the forgotten records" in outcome(*served(tmp_path, facts=facts), KEPT, UNDER).sentence
+    found = outcome(*served(tmp_path, facts=facts), KEPT, UNDER)
+    assert "; nobody asked to forget any of the forget split's 40 records, " in found.sentence
+    assert "still knows" not in found.sentence and found.grade == DOUBTFUL
+
+
+def test_who_hides_that_nobody_asked_gets_no_verdict(tmp_path):
+    run, config = served(tmp_path, facts={"unrequested": {"clients": 4, "records": 16, "of": 40}})
+    file = run.path / "stages" / "unlearn.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "unrequested"}))
+    found = outcome(run, config, KEPT, LIKE)
+    assert found.grade == BAD and "stages/unlearn.json" in found.sentence
 
 
 def test_nothing_was_kept_of_what_the_finetuned_model_had_not(tmp_path):
