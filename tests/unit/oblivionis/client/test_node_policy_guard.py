@@ -36,10 +36,10 @@ class Built(Exception):
 def node(tmp_path, monkeypatch):
     """The folder of client 1, which has two records about its requests; building a worker is an exception."""
 
-    def build(config):
+    def build(_, config):
         raise Built(config.model.source)
 
-    monkeypatch.setattr(worker, "Worker", build)
+    monkeypatch.setattr(worker.Worker, "__init__", build)
     monkeypatch.setattr(worker, "current", None)
     return write_nodes(tmp_path / "nodes") / "node1"
 
