@@ -14,7 +14,7 @@ from benchmarks.federated import results
 from benchmarks.federated.comparison import Comparison, compare
 from benchmarks.federated.settings import Layout, Settings
 from benchmarks.federated.tables import FORMATS, build
-from benchmarks.output.folders import differences
+from oblivionis.config.configuration_layers import differences
 from oblivionis.config.problems import did_you_mean
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import OblivionisError

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from oblivionis.config.configuration_layers import flatten
+from oblivionis.config.configuration_layers import differences
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError
 from oblivionis.files import write_atomic
@@ -37,12 +37,3 @@ def claim(
         write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(dict(wanted))))
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def differences(
-    before: Mapping[Any, Any], now: Mapping[Any, Any], sections: frozenset[str], paths: frozenset[str] = frozenset()
-) -> list[str]:
-    """Dotted paths whose values differ, with both; none of these `sections` or `paths`."""
-    old, new = dict(flatten(before)), dict(flatten(now))
-    compared = [path for path in {**old, **new} if path.split(".")[0] not in sections and path not in paths]
-    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in compared if old.get(path) != new.get(path)]

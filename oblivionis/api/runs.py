@@ -16,6 +16,7 @@ from oblivionis.reports.html import run_page
 from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.failed_evaluators import failures
 from oblivionis.runs.progress import Events, for_console
+from oblivionis.runs.reuse import check_source
 from oblivionis.server import simulation
 from oblivionis.server.preflight import preflight
 from oblivionis.server.stages import planned_rounds
@@ -99,6 +100,8 @@ def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), 
     config = configuration.compose(experiment, overrides)
     permit_named(config, overrides)
     check_output(Path(config.output), config.name)
+    if config.start_from:
+        check_source(config)
     check_requests(config)
     console = Console(stderr=True, quiet=not progress)
     preflight(config, console)

@@ -251,6 +251,7 @@ def _simulated(
     """Begin a run or go on with one, to its end; `code`: what of its own may be executed then."""
     from oblivionis.runs import artifact_binding
     from oblivionis.runs.directory import RunDirectory, check_output
+    from oblivionis.runs.reuse import check_source
 
     console = Console()
     if resume is not None:
@@ -264,6 +265,8 @@ def _simulated(
         config = configuration.compose(experiment, overrides)
         permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
+        if config.start_from:
+            check_source(config)
         run = None
     try:
         with client_fork_server(config) as forks:  # it loads what clients need while this process loads its own

@@ -80,6 +80,18 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
+def differences(
+    before: Mapping[Any, Any],
+    now: Mapping[Any, Any],
+    sections: frozenset[str] = frozenset(),
+    paths: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Dotted paths whose values differ, with both; none of these `sections` or `paths`."""
+    old, new = dict(flatten(before)), dict(flatten(now))
+    compared = [path for path in {**old, **new} if path.split(".")[0] not in sections and path not in paths]
+    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in compared if old.get(path) != new.get(path)]
+
+
 def make_layer(content: Mapping[str, Any], places: Mapping[str, str], place: str) -> tuple[Layer, list[Problem]]:
     """Flatten a nested mapping into a layer; a section that is given a bare value is a problem."""
     layer, problems = Layer(place=place), []

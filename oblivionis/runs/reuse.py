@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from oblivionis.chain import HASH, PREV, Chain
 from oblivionis.config import compose as configuration
-from oblivionis.config.schema import Config, Model
+from oblivionis.config.configuration_layers import differences
+from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import link_or_copy, read_lines
 from oblivionis.runs import artifact_binding
@@ -30,22 +32,39 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
     Refuses (RunError) a source whose base model, data, seed, clients, strategy or training differ: the result would
     not be what the configuration says; or one without the clients' updates of finetune that `config` needs.
     """
-    source = artifact_binding.opened(Path(str(config.start_from)).expanduser())
-    theirs = configuration.from_yaml(source.read_config(), source.config_place)
-    differences = differing(config, theirs)
-    if source.environment().get("fingerprint") != fingerprint:
-        differences.append("the base model's fingerprint")
-    if differences:
-        raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
+    source = artifact_binding.opened(_source(config))
+    missing = [stage for stage in REUSABLE if run.stage_summary(stage) is None]
+    stages = [stage for stage in missing if source.stage_summary(stage) is not None]
+    _require_same(config, source, stages, fingerprint)
     note_descent(run, descents(source).get("finetune"))
     import_updates(config, run, source)
-    for stage in REUSABLE:
-        if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:
-            continue
-        if getattr(config.federation.rounds, stage) != getattr(theirs.federation.rounds, stage):
-            raise RunError(f"start_from: {source.path} ran {stage} for another number of rounds")
+    for stage in stages:
         take_over(run, source, stage)
         events.note(f"{stage}: taken from {source.path}")
+
+
+def check_source(config: Config) -> None:
+    """Refuse (RunError) a `start_from` that was made with other settings, before a model is loaded."""
+    source = RunDirectory.open(_source(config))
+    _require_same(config, source, [stage for stage in REUSABLE if source.stage_summary(stage) is not None])
+
+
+def _source(config: Config) -> Path:
+    return Path(str(config.start_from)).expanduser()
+
+
+def _require_same(config: Config, source: RunDirectory, stages: Sequence[str], fingerprint: str | None = None) -> None:
+    """RunError where `stages` of `source` are not what `config` says; fingerprint: that of its base model, if known."""
+    theirs = configuration.from_yaml(source.read_config(), source.config_place)
+    different = differing(config, theirs)
+    was, now = theirs.federation.rounds, config.federation.rounds
+    for stage in stages:
+        path = f"federation.rounds.{stage}"
+        different += differences({path: getattr(was, stage)}, {path: getattr(now, stage)})
+    if fingerprint not in (None, source.environment().get("fingerprint")):
+        different.append("the base model's fingerprint")
+    if different:
+        raise RunError(f"start_from: {source.path} was made with other settings: {'; '.join(different)}")
 
 
 def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
@@ -105,38 +124,28 @@ def check_updates(config: Config, source: RunDirectory) -> None:
         )
 
 
-def differing(ours: Config, theirs: Config) -> list[str]:
-    """Names of the settings that influence finetune and retrain, or their evaluation, and differ."""
-    pairs: dict[str, tuple[object, object]] = {
-        name: (getattr(ours, name), getattr(theirs, name)) for name in ("data", "training", "seed")
-    }
-    pairs["model"] = _without_unlearning_rank(ours.model), _without_unlearning_rank(theirs.model)
+def differing(ours: Config, theirs: Config, free: Collection[str] = ()) -> list[str]:
+    """Settings that influence finetune and retrain, or their evaluation, and differ, with both values.
+
+    free: sections that may differ.
+    """
+    return differences(_counted(theirs, free), _counted(ours, free))
+
+
+def _counted(config: Config, free: Collection[str]) -> dict[str, Any]:
+    """The settings of `config` by their paths, or those of their sections, that the two stages depend on."""
     drawn = ["clients", "fraction_train", "min_clients", "sampling", "candidates"]
-    if ours.federation.sampling == "available":
+    if config.federation.sampling == "available":
         drawn.append("available_within")
     dealt = ("shards", "shard_merge", "shard_placement", "likely_to_ask")
     waited = ("deadline", "oversample", "buffer", "simulated_seconds")
-    for name in (*drawn, *dealt, *waited, "local_epochs", "max_update_norm", "max_weight_share"):
-        pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
-    pairs["federation.compression"] = (
-        dataclasses.replace(ours.federation.compression, unlearning=False),
-        dataclasses.replace(theirs.federation.compression, unlearning=False),
-    )
-    keep_free = {"server_state_on_unlearn": "", "server_state_from_finetune": ""}
-    pairs["strategy"] = (
-        dataclasses.replace(ours.strategy, **keep_free),
-        dataclasses.replace(theirs.strategy, **keep_free),
-    )
-    pairs["privacy.level"] = (ours.privacy.level, theirs.privacy.level)
-    pairs["evaluation.full"] = (ours.evaluation.full, theirs.evaluation.full)
-    pairs["evaluation.rouge"] = (ours.evaluation.rouge, theirs.evaluation.rouge)
-    return [name for name, (a, b) in pairs.items() if _plain(a) != _plain(b)]
-
-
-def _without_unlearning_rank(model: Model) -> Model:
-    return dataclasses.replace(model, lora=dataclasses.replace(model.lora, unlearning_rank="own"))
-
-
-def _plain(value: object) -> str:
-    tree = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-    return json.dumps(tree, sort_keys=True, default=str)
+    trained = ("compression", "local_epochs", "max_update_norm", "max_weight_share")
+    tree = dataclasses.asdict(config)
+    tree["model"]["lora"].pop("unlearning_rank")
+    tree["federation"]["compression"].pop("unlearning")
+    for name in ("server_state_on_unlearn", "server_state_from_finetune"):
+        tree["strategy"].pop(name)
+    paths = [f"federation.{name}" for name in (*drawn, *dealt, *waited, *trained)]
+    paths += ["data", "training", "seed", "model", "strategy", "privacy.level", "evaluation.full", "evaluation.rouge"]
+    parts = [(path, *path.partition(".")) for path in paths if path not in free]
+    return {path: tree[section][name] if name else tree[section] for path, section, _, name in parts}

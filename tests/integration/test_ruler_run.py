@@ -438,7 +438,7 @@ def test_oracles_that_cannot_serve_are_all_named_before_anything_runs(finished, 
     assert [line.strip() for line in lines[1:]] == [
         f"{unfinished.path} has no finished stage retrain",
         f"{others[1].path} has the seed 2 of {twin.path}; each needs its own",
-        f"{other.path} was made with other settings: data",
+        f"{other.path} was made with other settings: data.forget_authors was 1, is 2",
         f"{foreign.path} was made with other settings: the base model's fingerprint",
         f"{same.path} has the seed 0 of this run; each needs its own",
     ]

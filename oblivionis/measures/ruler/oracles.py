@@ -51,7 +51,7 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
             faults.append(f"{path} has no finished stage retrain")
             continue
         if wrong := _unlike(oracle, summary, config, fingerprint):
-            faults.append(f"{path} was made with other settings: {', '.join(wrong)}")
+            faults.append(f"{path} was made with other settings: {'; '.join(wrong)}")
         seed = summary["seed"]
         if seed in seeds:
             faults.append(f"{path} has the seed {seed} of {seeds[seed]}; each needs its own")
@@ -65,7 +65,7 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
 def _unlike(oracle: RunDirectory, summary: dict[str, Any], config: Config, fingerprint: str) -> list[str]:
     """What an oracle's run does not share with ours and should."""
     theirs = configuration.from_yaml(oracle.read_config(), oracle.config_place)
-    wrong = [name for name in differing(config, theirs) if name not in FREE]
+    wrong = differing(config, theirs, FREE)
     if theirs.federation.rounds.retrain != config.federation.rounds.retrain:
         wrong.append("federation.rounds.retrain")
     states = read_states(oracle, "retrain")

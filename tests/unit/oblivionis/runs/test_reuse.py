@@ -1,9 +1,12 @@
 """Which settings keep finished stages from being taken over: those that finetune or retrain depend on, and no other."""
 
+import json
+
 import pytest
 
 from oblivionis.config import compose as configuration
-from oblivionis.runs.reuse import differing
+from oblivionis.errors import RunError
+from oblivionis.runs.reuse import check_source, differing
 
 FEW = "federation.fraction_train=0.5"
 
@@ -13,21 +16,26 @@ def found(ours, theirs=()):
 
 
 @pytest.mark.parametrize(
-    ("key", "values", "common"),
+    ("setting", "was", "common"),
     [
-        ("deadline", ("deadline=9",), ()),
-        ("oversample", ("oversample=1.5",), (FEW,)),
-        ("buffer", ("buffer.size=2",), ()),
-        ("simulated_seconds", ("simulated_seconds.distribution=pareto",), ()),
-        ("sampling", ("sampling=by_size",), ()),
-        ("candidates", ("candidates=20",), ("federation.sampling=power_of_choice", FEW)),
-        ("available_within", ("available_within=7",), ("federation.sampling=available",)),
+        ("federation.deadline=9.0", "None", ()),
+        ("federation.oversample=1.5", "1.0", (FEW,)),
+        ("federation.buffer.size=2", "0", ()),
+        ("federation.simulated_seconds.distribution=pareto", "none", ()),
+        ("federation.sampling=by_size", "uniform", ()),
+        ("federation.candidates=20", "None", ("federation.sampling=power_of_choice", FEW)),
+        ("federation.available_within=7.0", "30.0", ("federation.sampling=available",)),
+        ("model.lora.rank=3", "32", ()),
+        ("evaluation.rouge=any_script", "paper", ()),
+        ("evaluation.full.questions_per_set=3", "None", ()),
+        ("data.forget_authors=2", "3", ()),
     ],
 )
-def test_who_is_drawn_and_waited_for_makes_another_stage(key, values, common):
-    own = tuple(f"federation.{value}" for value in values)
-    assert found((*common, *own), common) == found(common, (*common, *own)) == [f"federation.{key}"]
-    assert found((*common, *own), (*common, *own)) == []
+def test_what_the_stages_depend_on_makes_others_and_is_named_with_both_values(setting, was, common):
+    path, _, value = setting.partition("=")
+    assert found((*common, setting), common) == [f"{path} was {was}, is {value}"]
+    assert found(common, (*common, setting)) == [f"{path} was {value}, is {was}"]
+    assert found((*common, setting), (*common, setting)) == []
 
 
 @pytest.mark.parametrize("override", ["model.lora.unlearning_rank=full", "federation.available_within=7"])
@@ -36,9 +44,15 @@ def test_what_the_stages_do_not_depend_on_differs_freely(override):
     assert found((*common, override), common) == found(common, (*common, override)) == []
 
 
-def test_another_rank_is_another_stage():
-    assert found(("model.lora.rank=3",)) == ["model"]
-
-
-def test_a_stage_that_was_measured_by_other_words_of_rouge_is_not_taken_over():
-    assert found(["evaluation.rouge=any_script"]) == ["evaluation.rouge"]
+def test_a_source_with_other_settings_is_refused_by_its_files_alone(tmp_path):
+    theirs = configuration.compose("smoke", ["federation.rounds.retrain=5", "federation.rounds.finetune=7"])
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(theirs))
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "retrain.json").write_text(json.dumps({"stage": "retrain", "metrics": {}}))
+    start = f"start_from={tmp_path}"
+    check_source(configuration.compose("smoke", [start, "stages=[unlearn]", "federation.rounds.retrain=5"]))
+    other = configuration.compose("smoke", [start, "federation.rounds.retrain=4", "seed=2", "data.authors=7"])
+    with pytest.raises(RunError) as caught:
+        check_source(other)
+    expected = ["data.authors was 6, is 7", "seed was 0, is 2", "federation.rounds.retrain was 5, is 4"]
+    assert str(caught.value) == f"start_from: {tmp_path} was made with other settings: {'; '.join(expected)}"
