@@ -92,7 +92,7 @@ class Worker:
         self.holdings: OrderedDict[int, Holding] = OrderedDict()
         self._references: list[TokenSequence] | None = None
         self._estimator: Estimator | None = None
-        self._dialogues: list[TokenSequence] | None = None
+        self._dialogues: dict[int, list[TokenSequence]] = {}
 
     def fit(self, rank: int) -> None:
         """Train adapters of this rank from now on, on the same base model."""
@@ -288,14 +288,17 @@ class Worker:
         return [i for i, by_chance in zip(recited, chance, strict=True) if recalls[i] > by_chance]
 
     def _base_dialogues(self, client: int) -> list[TokenSequence]:
-        """What the untouched base model asks and answers by itself; nothing where the client holds plain text."""
+        """What the untouched base model asks and answers by itself, for each client something else; nothing where the
+        client holds plain text."""
         if self.holding(client).records[0].tokens:
             return []
-        if self._dialogues is None:
+        if client not in self._dialogues:
             with self._as_base():
-                seed = seeds.derive(self.config.seed, "base dialogues")
-                self._dialogues = base_dialogues(self.assembled, DIALOGUES, seed)
-        return self._dialogues
+                seed = seeds.derive(self.config.seed, "base dialogues", client)
+                self._dialogues[client] = base_dialogues(self.assembled, DIALOGUES, seed)
+            while len(self._dialogues) > _RESIDENT_PARTITIONS:
+                self._dialogues.pop(next(iter(self._dialogues)))
+        return self._dialogues[client]
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:

@@ -78,10 +78,11 @@ def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.Mon
 def test_who_gives_up_more_than_it_keeps_is_held_by_the_references_too(
     monkeypatch: pytest.MonkeyPatch, asked: int, anchored: bool
 ) -> None:
-    """And by what the base model writes, once, of six records; what a method without a target retains is its own."""
+    """And by what the base model writes, once for each client, of six records; not with a method without a target."""
     given: list[Any] = []
     original = worker_module.unlearn
     received: list[bytes] = []
+    drawn: list[int] = []
 
     def recorded(*a: Any, **k: Any) -> Any:
         given.append((a[3], k["options"].held, k["options"].held_to_base))
@@ -89,6 +90,7 @@ def test_who_gives_up_more_than_it_keeps_is_held_by_the_references_too(
 
     def written(assembled: Any, count: int, seed: int) -> list[TokenSequence]:
         received.append(assembled.flat.numpy().tobytes())
+        drawn.append(seed)
         return [TokenSequence((1, 2), (3, 4))]
 
     monkeypatch.setattr(worker_module, "unlearn", recorded)
@@ -103,6 +105,9 @@ def test_who_gives_up_more_than_it_keeps_is_held_by_the_references_too(
     kept, held = holding.select(set(ids)), [*client.references(), TokenSequence((1, 2), (3, 4))]
     assert given == [([*kept, *held], len(held), 1) if anchored else (kept, 0, 0)] * 2
     assert received == ([base.tobytes()] if anchored else [])
+    others = [record.id for record in client.holding(1).records]
+    client.forget(1, vector, record_ids=others, tombstones=others, proximal_mu=0.0, seed=1)
+    assert len(set(drawn)) == len(drawn) == 1 + anchored
     client.config = configuration.compose("smoke", ["unlearning=calibrated", "unlearning.tolerance=100"])
     client.forget(0, vector, record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
     assert given[-1] == (kept, 0, 0), "what is at its target is held by nothing"
