@@ -251,7 +251,6 @@ def _simulated(
     """Begin a run or go on with one, to its end; `code`: what of its own may be executed then."""
     from oblivionis.runs import artifact_binding
     from oblivionis.runs.directory import RunDirectory, check_output
-    from oblivionis.runs.reuse import check_source
 
     console = Console()
     if resume is not None:
@@ -266,6 +265,8 @@ def _simulated(
         permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
         if config.start_from:
+            from oblivionis.runs.reuse import check_source
+
             check_source(config)
         run = None
     try:

@@ -56,11 +56,7 @@ def _source(config: Config) -> Path:
 def _require_same(config: Config, source: RunDirectory, stages: Sequence[str], fingerprint: str | None = None) -> None:
     """RunError where `stages` of `source` are not what `config` says; fingerprint: that of its base model, if known."""
     theirs = configuration.from_yaml(source.read_config(), source.config_place)
-    different = differing(config, theirs)
-    was, now = theirs.federation.rounds, config.federation.rounds
-    for stage in stages:
-        path = f"federation.rounds.{stage}"
-        different += differences({path: getattr(was, stage)}, {path: getattr(now, stage)})
+    different = [*differing(config, theirs), *differing_rounds(config, theirs, stages)]
     if fingerprint not in (None, source.environment().get("fingerprint")):
         different.append("the base model's fingerprint")
     if different:
@@ -130,6 +126,15 @@ def differing(ours: Config, theirs: Config, free: Collection[str] = ()) -> list[
     free: sections that may differ.
     """
     return differences(_counted(theirs, free), _counted(ours, free))
+
+
+def differing_rounds(ours: Config, theirs: Config, stages: Sequence[str]) -> list[str]:
+    """Of which of these stages the numbers of rounds differ, with both."""
+    was, now = (
+        {f"federation.rounds.{stage}": getattr(config.federation.rounds, stage) for stage in stages}
+        for config in (theirs, ours)
+    )
+    return differences(was, now)
 
 
 def _counted(config: Config, free: Collection[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from oblivionis.measures.ruler.paired_models import Embeds, stage_states
 from oblivionis.runs import artifact_binding
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
-from oblivionis.runs.reuse import differing
+from oblivionis.runs.reuse import differing, differing_rounds
 from oblivionis.runs.saved_representations import read_states
 
 CONFIDENCE = 0.95
@@ -65,9 +65,7 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
 def _unlike(oracle: RunDirectory, summary: dict[str, Any], config: Config, fingerprint: str) -> list[str]:
     """What an oracle's run does not share with ours and should."""
     theirs = configuration.from_yaml(oracle.read_config(), oracle.config_place)
-    wrong = differing(config, theirs, FREE)
-    if theirs.federation.rounds.retrain != config.federation.rounds.retrain:
-        wrong.append("federation.rounds.retrain")
+    wrong = [*differing(config, theirs, FREE), *differing_rounds(config, theirs, ["retrain"])]
     states = read_states(oracle, "retrain")
     if {summary["fingerprint"], states.fingerprint if states else fingerprint} != {fingerprint}:
         wrong.append("the base model's fingerprint")
