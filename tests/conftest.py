@@ -53,7 +53,7 @@ LONGEST = (
 
 
 def pytest_collection_finish():
-    """Import the rest of the project: a module that a test is the first to import keeps what that test replaced."""
+    """Import the rest of the packages: a module that a test is the first to import keeps what that test replaced."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for package in ("oblivionis", "strategies", "clients", "evaluation"):
