@@ -44,8 +44,8 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
 
 
 def check_source(config: Config) -> None:
-    """Refuse (RunError) a `start_from` that was made with other settings, before a model is loaded."""
-    source = RunDirectory.open(_source(config))
+    """Refuse (RunError) a `start_from` that was edited, or made with other settings, before a model is loaded."""
+    source = artifact_binding.opened(_source(config))
     _require_same(config, source, [stage for stage in REUSABLE if source.stage_summary(stage) is not None])
 
 
