@@ -28,6 +28,7 @@ from benchmarks.scheduling.processes import last_words
 from benchmarks.scheduling.scheduler import STARTS_FROM, Runs, Scheduler
 from oblivionis.errors import RunFailed
 from oblivionis.files import write_json
+from oblivionis.reports.warnings import require_done, unserved
 from oblivionis.runs.duration_forecast import duration
 from oblivionis.runs.failed_evaluators import not_measured
 
@@ -62,7 +63,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
     """Do the runs that are not in the store yet, then write and print results, tables and report.
 
     A run that fails is reported, and the others go on, except those that need it. Raises RunFailed at the end when
-    cells failed, KeyboardInterrupt after the runs under way were stopped.
+    cells failed or requests of theirs were not served, KeyboardInterrupt after the runs under way were stopped.
     """
     cells = settings.cells()
     graph = plan(cells, settings.oracles, against_never_saw=settings.against_never_saw)
@@ -91,7 +92,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
         raise RunFailed(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}; try them again with --resume"
         )
-    _check_measured(folder)
+    _check_done(cells, graph, folder, options.store)
 
 
 def _executor(options: Options, pending: Sequence[Node], console: Console) -> Executor:
@@ -106,7 +107,7 @@ def _executor(options: Options, pending: Sequence[Node], console: Console) -> Ex
 def gather(settings: Settings, folder: Path, console: Console, store: Path) -> None:
     """Write and print results, tables and report of what others have done, and do nothing else.
 
-    Raises RunFailed when cells are not done.
+    Raises RunFailed when cells are not done, or requests of theirs were not served.
     """
     cells = settings.cells()
     graph = plan(cells, settings.oracles, against_never_saw=settings.against_never_saw)
@@ -121,7 +122,14 @@ def gather(settings: Settings, folder: Path, console: Console, store: Path) -> N
     write_report(settings, folder, console)
     if unfinished := _unfinished(cells, graph, store):
         raise RunFailed(f"{len(unfinished)} of {len(cells)} cells are not done: {', '.join(unfinished)}")
-    _check_measured(folder)
+    _check_done(cells, graph, folder, store)
+
+
+def _check_done(cells: Sequence[Cell], graph: Graph, folder: Path, store: Path) -> None:
+    """Raise RunFailed where deletion requests of a cell were not served, NotMeasured where only evaluators failed."""
+    left = [cell.id for cell in cells if any(unserved(node.run(store)) for node in graph.of_cell[cell.id])]
+    text = f"Deletion requests of {len(left)} of {len(cells)} cells are pending or were rejected: {', '.join(left)}."
+    require_done([text] if left else [], partial(_check_measured, folder))
 
 
 def _check_measured(folder: Path) -> None:

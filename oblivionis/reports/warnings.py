@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -174,16 +175,26 @@ def check_done(run: RunDirectory) -> None:
     NotMeasured
         Where none is, and evaluators failed.
     """
-    ended = run.stage_summary("unlearn") is not None
-    left = [warning.text for warning in _unserved(list(Ledger(run.ledger_path)))] if ended else []
+    require_done([warning.text for warning in unserved(run)], partial(check_measured, run))
+
+
+def require_done(left: Sequence[str], check: Callable[[], None]) -> None:
+    """RunFailed with the sentences `left` about what was not done and what `check` says was not measured; its
+    NotMeasured where nothing is left."""
     try:
-        check_measured(run)
+        check()
     except NotMeasured as error:
         if not left:
             raise
-        left.append(str(error))
+        left = [*left, str(error)]
     if left:
         raise RunFailed(" ".join(left))
+
+
+def unserved(run: RunDirectory) -> list[RunWarning]:
+    """Of which requests the stage `unlearn` of a run ended without having served them; empty before its end."""
+    ended = run.stage_summary("unlearn") is not None
+    return list(_unserved(list(Ledger(run.ledger_path)))) if ended else []
 
 
 def _not_asked(run: RunDirectory, requests: Sequence[Request]) -> Iterator[RunWarning]:

@@ -8,6 +8,8 @@ from support.commands import call
 
 from benchmarks import suite_kinds as suites
 from benchmarks.federated import collecting, graph
+from oblivionis.erasure.ledger import Ledger
+from oblivionis.erasure.request import Request
 from oblivionis.runs.failed_evaluators import row_of
 
 SUITE = """
@@ -65,6 +67,25 @@ def test_an_evaluator_that_failed_is_a_row_and_exit_code_1(collected, tmp_path):
     last = result.err.splitlines()[-1]
     assert f"tofu in unlearn of {node.cells[0].id}: NaN" in last
     assert last.endswith(f"oblivionis evaluate {run.path} --stage unlearn")
+
+
+@pytest.mark.slow
+def test_a_request_that_was_not_served_is_exit_code_1(collected, tmp_path):
+    _, plan = collected
+    node = plan.nodes[-1]
+    ledger = Ledger(node.run(tmp_path / "store").ledger_path)
+    ledger.submit(Request("asked", 0, ("a record",), 1))
+    shutil.copy(tmp_path / "small.yaml", tmp_path / "results" / suites.SUITE_FILE)
+
+    def collect():
+        return call("bench", "collect", tmp_path / "results", "--store", tmp_path / "store")
+
+    waiting = collect()
+    assert waiting.code == 1
+    last = waiting.err.splitlines()[-1]
+    assert last == f"error: Deletion requests of 1 of 2 cells are pending or were rejected: {node.cells[0].id}."
+    ledger.served("asked", 1)
+    assert collect().code == 0
 
 
 def test_what_was_run_and_found_and_failed(collected, tmp_path):
