@@ -389,7 +389,7 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
     if unlearning.again and unlearning.target is None:
         yield Problem("unlearning.again", "without a target nobody knows what has come back", "0", "unlearning.target")
     elif unlearning.again and unlearning.merge == "mean":
-        message = "clients that only look again (unlearning.again) would count in the mean, and what is unlearned less"
+        message = "clients that only recheck (unlearning.again) would count in the mean, and what is unlearned less"
         yield Problem("unlearning.merge", message, "sum", "or set unlearning.again=0")
     if unlearning.requests.scope == "client" and method_traits.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"

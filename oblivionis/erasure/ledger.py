@@ -433,7 +433,7 @@ def as_text(requests: Iterable[Request], again: int = 0, covering: int = 0) -> s
         subject = "".join(c if c.isprintable() else " " for c in members[0].subject)
         parts.append(f"{_clients(members, 'forgets', 'forget')} {subject or 'a person'} ({_records(members)})")
     parts += [f"{_clients(plain, 'asks', 'ask')} to forget {_records(plain)}"] if plain else []
-    parts += [f"{again} earlier client{'s look' if again > 1 else ' looks'} again"] if again else []
+    parts += [f"{again} earlier client{'s recheck' if again > 1 else ' rechecks'}"] if again else []
     parts += [f"{covering} {'more ' * bool(requests)}client{'s' * (covering != 1)} under cover"] if covering else []
     return "; ".join(parts)
 

@@ -117,7 +117,7 @@ def test_a_round_that_was_held_anew_counts_once(finished, tmp_path):
     assert {f.outcome for f in replay_exchange(copy.path, line["requests"][0], server_round=line["round"])} == {EQUAL}
 
 
-@pytest.mark.parametrize("honest_at_first", [False, True], ids=["at once", "when it looks again"])
+@pytest.mark.parametrize("honest_at_first", [False, True], ids=["at once", "when it rechecks"])
 def test_who_sends_back_the_model_as_received_is_found(tmp_path, monkeypatch, honest_at_first):
     """Honest clients send that back, too, where their records are at their target: nothing but the replay tells."""
     forget, calls, changed = Worker.forget, [], []
