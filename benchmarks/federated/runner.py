@@ -127,9 +127,15 @@ def gather(settings: Settings, folder: Path, console: Console, store: Path) -> N
 
 def _check_done(cells: Sequence[Cell], graph: Graph, folder: Path, store: Path) -> None:
     """Raise RunFailed where deletion requests of a cell were not served, NotMeasured where only evaluators failed."""
-    left = [cell.id for cell in cells if any(unserved(node.run(store)) for node in graph.of_cell[cell.id])]
-    text = f"Deletion requests of {len(left)} of {len(cells)} cells are pending or were rejected: {', '.join(left)}."
-    require_done([text] if left else [], partial(_check_measured, folder))
+    left = {
+        cell.id: node.run(store).path for cell in cells for node in graph.of_cell[cell.id] if unserved(node.run(store))
+    }
+    sentences = []
+    if left:
+        place = shlex.quote(str(next(iter(left.values()))))
+        text = f"Deletion requests of {len(left)} of {len(cells)} cells are pending or were rejected"
+        sentences.append(f"{text} (to see why, for example: oblivionis runs show {place}): {', '.join(left)}.")
+    require_done(sentences, partial(_check_measured, folder))
 
 
 def _check_measured(folder: Path) -> None:

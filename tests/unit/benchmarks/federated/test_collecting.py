@@ -77,15 +77,20 @@ def test_a_request_that_was_not_served_is_exit_code_1(collected, tmp_path):
     ledger.submit(Request("asked", 0, ("a record",), 1))
     shutil.copy(tmp_path / "small.yaml", tmp_path / "results" / suites.SUITE_FILE)
 
-    def collect():
-        return call("bench", "collect", tmp_path / "results", "--store", tmp_path / "store")
-
-    waiting = collect()
-    assert waiting.code == 1
-    last = waiting.err.splitlines()[-1]
-    assert last == f"error: Deletion requests of 1 of 2 cells are pending or were rejected: {node.cells[0].id}."
+    at = ("--store", tmp_path / "store")
+    commands = (
+        ("bench", "collect", tmp_path / "results", *at),
+        ("bench", tmp_path / "small.yaml", "--output", tmp_path / "again", *at),
+    )
+    for command in commands:
+        waiting = call(*command)
+        assert waiting.code == 1, waiting.err
+        last = waiting.err.splitlines()[-1]
+        why = f"(to see why, for example: oblivionis runs show {ledger.path.parent})"
+        text = "error: Deletion requests of 1 of 2 cells are pending or were rejected"
+        assert last == f"{text} {why}: {node.cells[0].id}."
     ledger.served("asked", 1)
-    assert collect().code == 0
+    assert call(*commands[0]).code == 0
 
 
 def test_what_was_run_and_found_and_failed(collected, tmp_path):
